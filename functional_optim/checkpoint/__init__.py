@@ -1,1 +1,1 @@
-"""States as flat dicts under torch's keys, and reading a state by name."""
+"""States as flat dicts with torch's keys, and access to a state by name."""

@@ -1,5 +1,5 @@
-"""Saved values in the form in which a state keeps them: slots whole, or packed in one of several
-ways, and all in their own dtype, where a loader has cast them.
+"""Conversion of saved values to the storage of a state: whole or packed slots, and the original
+dtypes if a loader has cast them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functional_optim.core.storage import SlotSpec
 
 
 class SavedSlot(NamedTuple):
-    """The stored tensors of a slot. kind: how it is packed, one of `CELLS`; None: it is whole."""
+    """The stored tensors of a slot. kind: its storage format, one of `CELLS`; None: it is whole."""
 
     kind: str | None
     keys: tuple[str, ...]
@@ -26,21 +26,21 @@ class SavedSlot(NamedTuple):
 
     @property
     def codec(self) -> InBlocks | None:
-        """That by which it is packed, in blocks as large as these."""
+        """The codec that packs it, with the same block size."""
         return None if self.kind is None else in_blocks(self.kind, self.tensors[0].shape)
 
     @property
     def blocks(self) -> InBlocks | None:
-        """The same, unless it is stored in its own shape."""
+        """The same, or None if it is stored in its shape."""
         return None if self.codec is None or self.codec.entrywise else self.codec
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """In how many parts each dimension was divided when it was packed in blocks."""
+        """The number of shards along each dimension when it was packed in blocks."""
         return tuple(self.tensors[0].shape[:-2]) if self.blocks else ()
 
     def said(self) -> str:
-        """How it is stored, for an error."""
+        """Its storage, for an error."""
         how = "whole" if self.kind is None else f"packed in {self.kind}"
         shape, blocks = tuple(self.tensors[0].shape), self.blocks
         if blocks is None:
@@ -53,11 +53,12 @@ class SavedSlot(NamedTuple):
 def converted(
     saved: Mapping[str, Any], needed: Mapping[str, tuple[Any, Tensor]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What was saved, each slot as it is needed; and why some cannot be, as "is …, but …".
+    """The saved values with each slot in the needed format; and why some cannot be converted, as
+    "is …, but …".
 
     Packed slots are decoded to float32. Rounding is to the nearest, so loading is deterministic.
 
-    saved: values by name. needed: tensors like those that a state keeps, and their parameters.
+    saved: values by name. needed: tensors like those of the state, and their parameters.
     """
     result, faults = dict(saved), dict[str, str]()
     for name, want in _forms({key: x for key, (x, _) in needed.items()}).items():
@@ -71,7 +72,7 @@ def converted(
         if have.kind == want.kind and (
             want.kind is None or have.tensors[0].shape == want.tensors[0].shape
         ):
-            continue  # whether it fits otherwise is checked as ever
+            continue  # other conditions are checked as usual
         new = _as(have, want, needed[want.keys[0]][1])
         if isinstance(new, str):
             faults[name] = new
@@ -93,7 +94,7 @@ def _forms(entries: Mapping[str, Any]) -> dict[str, SavedSlot]:
 
 
 def _packed(entries: Mapping[str, Any], name: str, kind: str) -> SavedSlot | None:
-    """A slot packed in one way, if all of it is there."""
+    """A slot in one storage format, if it is complete."""
     keys = tuple([f"{name}.{field}" for field in CELLS[kind].fields])
     tensors = [x for key in keys if isinstance(x := entries.get(key), Tensor)]
     if len(tensors) < len(keys):
@@ -102,7 +103,7 @@ def _packed(entries: Mapping[str, Any], name: str, kind: str) -> SavedSlot | Non
 
 
 def _found(saved: Mapping[str, Any], name: str) -> list[SavedSlot]:
-    """The forms in which a slot was saved."""
+    """The storage formats in which a slot was saved."""
     each = [_packed(saved, name, kind) for kind in CELLS]
     if isinstance(saved.get(name), Tensor):
         each.append(SavedSlot(None, (name,), (saved[name],)))
@@ -110,7 +111,7 @@ def _found(saved: Mapping[str, Any], name: str) -> list[SavedSlot]:
 
 
 def _unclear(found: list[SavedSlot]) -> str:
-    """Why a slot cannot be read that is there in several forms."""
+    """Why a slot that was saved in several formats cannot be read."""
     return (
         f"is {' and '.join([form.said() for form in found])}, but only one of these can be right; "
         "torch's set_optimizer_state_dict makes both of a whole checkpoint, unless "
@@ -119,7 +120,7 @@ def _unclear(found: list[SavedSlot]) -> str:
 
 
 def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) -> str | None:
-    """Why a slot that was saved in some way cannot be read; None if it was not saved."""
+    """Why a saved slot cannot be read; None if it was not saved."""
     fields = [key.rpartition(".")[2] for key in saved if key.rpartition(".")[0] == name]
     for kind in CELLS:
         absent = [field for field in CELLS[kind].fields if field not in fields]
@@ -138,11 +139,12 @@ def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) 
 
 
 def _as(have: SavedSlot, want: SavedSlot, p: Any) -> tuple[Tensor, ...] | str:
-    """The tensors of a slot in another form, or why it has none."""
+    """The tensors of a slot in another format, or why it cannot be converted."""
     codes, *scales = have.tensors
     if scales and (codes.dim() < 2 or scales[0].shape != codes.shape[:-1]):
         shapes = tuple(scales[0].shape), tuple(codes.shape)
-        return f"is packed in {have.kind}, but its scale has shape {shapes[0]} beside {shapes[1]}"
+        why = f"its scale has shape {shapes[0]} and its codes {shapes[1]}"
+        return f"is packed in {have.kind}, but {why}"
     shape = _shape(have, want, p)
     if shape is None:
         advice = "; save it with state_dict(decoded=True)" if math.prod(have.grid) > 1 else ""
@@ -166,10 +168,10 @@ def _as(have: SavedSlot, want: SavedSlot, p: Any) -> tuple[Tensor, ...] | str:
 
 
 def _shape(have: SavedSlot, want: SavedSlot, p: Tensor) -> torch.Size | None:
-    """The shape of a slot, if both can be forms of it.
+    """The shape of a slot, if both can be formats of it.
 
-    One that is packed in blocks tells how many entries there are at most: it is that of the
-    parameter, if this fits.
+    Packed blocks only give an upper bound of the number of elements: the shape is that of the
+    parameter, if this is consistent.
     """
     each = [form.tensors[0].shape for form in (have, want) if form.blocks is None]
     if len(each) == 2:
@@ -180,22 +182,22 @@ def _shape(have: SavedSlot, want: SavedSlot, p: Tensor) -> torch.Size | None:
 
 
 def _fits(form: SavedSlot, shape: torch.Size) -> bool:
-    """Whether blocks are those of a slot of this shape."""
+    """Whether blocks can be those of a slot of this shape."""
     grid, codes = form.grid, form.tensors[0]
     assert form.blocks is not None
     if grid and len(grid) != len(shape):
         return False
     if math.prod(grid) > 1 and not sharding.is_sharded(codes):
-        return False  # how others have divided it is not known here
+        return False  # the sharding of other processes is not known here
     each = [math.ceil(n / k) for n, k in zip(shape, grid or [1] * len(shape), strict=True)]
     return codes.shape[-2] == form.blocks.blocks(math.prod(each))
 
 
 def restore_precision(loaded: Any, saved: Any) -> Any:
-    """The saved values with their own dtypes, wherever loading has only cast them.
+    """The saved values with their original dtypes, if loading has only cast them.
 
     torch.optim's loading casts all state to the dtype of its parameter. A value that a hook has
-    changed stays as it is. Dicts, lists and tuples are searched.
+    changed stays unchanged. Dicts, lists and tuples are searched.
     """
     if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
         if loaded.dtype is saved.dtype or loaded.shape != saved.shape:

@@ -1,4 +1,4 @@
-"""Conditions for loading a value instead of another, and their error texts."""
+"""Conditions for loading a value, and their error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINES = 12
 
 
 def kind(x: Any) -> str:
-    """The kind of numbers in a tensor, or of a number: bool, int, float or complex."""
+    """The kind of a number or of the elements of a tensor: bool, int, float or complex."""
     if isinstance(x, Tensor):
         if x.dtype is torch.bool:
             return "bool"
@@ -27,10 +27,10 @@ def kind(x: Any) -> str:
 
 
 def misfit(found: Any, like: Any) -> str | None:
-    """Why a saved value cannot stand where `like` stands, as "is …, but …"; None if it can.
+    """Why a saved value cannot replace `like`, as "is …, but …"; None if it can.
 
-    Shapes must be equal, and the sort of numbers: a float32 may take the place of a bfloat16, an
-    integer may not.
+    Shapes must be equal, and the kinds of numbers: a float32 may replace a bfloat16, an integer may
+    not.
     """
     if not isinstance(like, Tensor):
         same = kind(found) == kind(like) and (not isinstance(found, Tensor) or not found.dim())
@@ -46,7 +46,7 @@ def misfit(found: Any, like: Any) -> str | None:
 
 
 def not_a_number(found: Any, *, whole: bool) -> str | None:
-    """Why a saved value is no step count (whole) or carried scalar; None if it is one."""
+    """Why a saved value is not a step count (whole) or carried scalar; None if it is one."""
     if isinstance(found, Tensor) and found.numel() == 1 and kind(found) in ("float", "int"):
         value: Any = found.detach().item()
     elif isinstance(found, (int, float)) and not isinstance(found, bool):
@@ -66,20 +66,20 @@ def described(x: Any) -> str:
 
 
 def near(name: str, others: Collection[str]) -> str:
-    """A name, and behind it that of the others that is most like it, if one is."""
+    """A name, followed by the most similar of the others, if there is one."""
     close = difflib.get_close_matches(name, others, n=1, cutoff=0.75)
     return f"{name} (near: {close[0]})" if close else name
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a row, those beyond the first few as a number."""
+    """A list of names, with a count of those after the first few."""
     every = list(names)
     more = f", … {len(every) - MOST} more" if len(every) > MOST else ""
     return ", ".join(every[:MOST]) + more
 
 
 def refuse(what: str, faults: Sequence[str], advice: str) -> None:
-    """Raise one ValueError for all faults of what was saved or loaded, if there are any."""
+    """Raise one ValueError for all faults of saved or loaded values, if there are any."""
     more = [f"… {len(faults) - LINES} more"] if len(faults) > LINES else []
     if faults:
         lines = "".join([f"\n  {fault}" for fault in [*faults[:LINES], *more]])

@@ -1,4 +1,4 @@
-"""Reading a state by names."""
+"""Access to a state by name."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from functional_optim.core.lift import State
 
 
 def get(state: Any, *names: str) -> Any:
-    """A hyperparameter, a number or a slot of a state, by name.
+    """A hyperparameter, a scalar or a slot of a state, by name.
 
     Args:
-        state: of a chain, or of anything that holds such states.
-        names: the name of a hyperparameter (`"lr"`: its value at the last step, or at the first
-            before it), of a carried scalar, or of a slot (a tree like the parameters); and the
-            path of a leaf, before or after a slot's name, for that leaf's slot alone. Where two
-            parts of a chain use one name, say which: `"muon.lr"`, by the label in a `partition`,
-            the name in a `named_chain`, or the place in a state that is a tuple, from `"0.lr"` on.
+        state: of a chain, or of anything that contains such states.
+        names: the name of a hyperparameter (`"lr"`: its value at the last step, or, before the
+            first step, at the first), of a carried scalar, or of a slot (a tree like the
+            parameters); and the path of a leaf, before or after a slot's name, for only that leaf's
+            slot. If two parts of a chain use one name, prefix it: `"muon.lr"`, by the label in a
+            `partition`, the name in a `named_chain`, or the index in a state that is a tuple, from
+            `"0.lr"` on.
 
     Returns:
         A 0-dim tensor (float64 for a hyperparameter), a tuple of them for several such as `betas`,
         a tree for a slot, or one tensor of it.
 
     Raises:
-        KeyError: for a name that the state does not have, or has more than once: it lists those
-            that there are.
+        KeyError: for a name that the state does not have, or has more than once: it lists the known
+            names.
 
     Example::
 
@@ -67,22 +68,22 @@ def get(state: Any, *names: str) -> Any:
 
 
 def numbers(state: Any, *names: str) -> dict[str, float]:
-    """All single numbers of a state, read at once: what a log of a training is made of.
+    """All scalars of a state, read at once, for logging.
 
-    These are the count of steps, hyperparameters, carried scalars, and slots that hold one number
-    for each leaf, such as what `monitor(per_tensor=True)` keeps. An optimizer object has a method
-    of this name.
+    These are the count of steps, hyperparameters, carried scalars, and slots with one scalar for
+    each leaf, such as those of `monitor(per_tensor=True)`. An optimizer object has a method of this
+    name.
 
     Args:
-        state: of a chain, or of anything that holds such states.
+        state: of a chain, or of anything that contains such states.
         names: those to read, by name as in `get`. Default: all.
 
     Returns:
         Python floats by name; for a slot by name and path, as in `"cosine/layer.weight"`. Reading
-        waits once for each device on which there are such numbers.
+        synchronizes once with each device that has such scalars.
 
     Raises:
-        KeyError: for a name under which there is no single number: it lists those that there are.
+        KeyError: for a name without a scalar: it lists the known names.
 
     Example::
 
@@ -98,7 +99,7 @@ def numbers(state: Any, *names: str) -> dict[str, float]:
 
 
 def single(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The single numbers among the entries of a state, those of a slot by name and path."""
+    """The scalars among the entries of a state, those of a slot by name and path."""
     found: dict[str, Any] = {}
     for key, entry in entries.items():
         leaves = list(tree.items(entry))
@@ -108,11 +109,10 @@ def single(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
-    """The values of numbers that were found, under these names or all. A tensor's device is waited
-    for once.
+    """The values of scalars, under these names or all. Synchronizes once with each device.
 
     Raises:
-        KeyError: for a name under which there is none.
+        KeyError: for a name without a scalar.
     """
     chosen = list(found)
     if names:
@@ -120,9 +120,7 @@ def read(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
         for name, mine in zip(names, each, strict=True):
             if not mine:
                 known = dict.fromkeys([key.split("/", 1)[0] for key in found])
-                raise KeyError(
-                    f"the state has no single number called {name!r}; it has {_listed(known)}."
-                )
+                raise KeyError(f"the state has no scalar called {name!r}; it has {_listed(known)}.")
         chosen = list(dict.fromkeys([key for mine in each for key in mine]))
     values = {key: found[key] for key in chosen}
     devices: dict[torch.device, list[str]] = {}
@@ -136,7 +134,7 @@ def read(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
 
 
 def keys(state: Any, name: str) -> list[str]:
-    """All that a state holds under a name, by the keys that `get` lists."""
+    """All values of a state under a name, by the keys that `get` lists."""
     return [key for key in entries_of(state) if _fits(key, name)]
 
 
@@ -156,7 +154,7 @@ def _one(found: dict[str, Any], name: str) -> Any:
 
 
 def _fits(key: str, name: str) -> bool:
-    """Whether a name is a key without some of the words before its last."""
+    """Whether a name is a key without some of the words before the last one."""
     words, wanted = key.split("."), name.split(".")
     if words[-len(wanted) :] == wanted:
         return True
@@ -165,10 +163,10 @@ def _fits(key: str, name: str) -> bool:
 
 
 def entries_of(state: Any) -> dict[str, Any]:
-    """All that a state holds, by name; what two of its parts call the same, after their places.
+    """All values of a state, by name; equal names of two parts are prefixed with their places.
 
-    The hyperparameters of a whole, as `with_schedule` has them, come before those of its parts.
-    What a state remembers of its past is left out.
+    The hyperparameters of a wrapper, such as `with_schedule`, come before those of its parts.
+    Snapshots of past states are left out.
     """
     if isinstance(state, State):
         return {"step": state.step, **state.hyper, **state.carry, **_whole(state.slots)}
@@ -195,7 +193,7 @@ def entries_of(state: Any) -> dict[str, Any]:
 
 
 def _whole(slots: dict[str, Any]) -> dict[str, Any]:
-    """The slots of a state; leaves that are packed in bfloat16, beside those that are whole."""
+    """The slots of a state, with leaves packed in bfloat16 next to those that are whole."""
     found = dict(slots)
     for key in [key for key in slots if f"{key}.bfloat16" in slots]:
         pair = slots[key], slots[f"{key}.bfloat16"]

@@ -1,5 +1,5 @@
-"""States as flat dicts, under the keys that torch's own checkpoints have; and the state of a recipe
-without `stored`, and back.
+"""States as flat dicts with the keys of torch's checkpoints; and conversion between packed and
+whole slots.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from functional_optim.core.lift import State
 class Entry(NamedTuple):
     """One value of a state.
 
-    keys: under which it is kept, and whether the parameter there has slots. value: what a saved one
-    must be like. number: whether it is a chain's step count or carried scalar, kept with each
-    parameter. counts: whether it is the step count. p: the parameter of a slot.
+    keys: its keys, and whether the parameter of each has slots. value: the template of a saved one.
+    number: whether it is a chain's step count or carried scalar, saved with each parameter. counts:
+    whether it is the step count. p: the parameter of a slot.
     """
 
     keys: list[tuple[str, bool]]
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     p: Any = None
 
     def misfit(self, found: Any) -> str | None:
-        """Why a saved value cannot stand in this place, as "is …, but …"; None if it can."""
+        """Why a saved value does not fit, as "is …, but …"; None if it does."""
         if not self.number:
             return misfit(found, self.value)
         if isinstance(self.value, Tensor) and self.value.dim():  # of several problems at once
@@ -45,19 +45,20 @@ class Entry(NamedTuple):
 
 
 def without_value(x: Any) -> str | None:
-    """Why a tensor has no value to be kept; None if it has one."""
+    """Why a tensor has no value to be saved; None if it has one."""
     meta = isinstance(x, Tensor) and x.is_meta
     return "is on the meta device, which holds no values" if meta else None
 
 
 def deciding(entry: Entry, known: dict[str, Any]) -> list[str]:
-    """The keys that say what a number is: those of parameters with slots, if there are such."""
+    """The keys that determine a scalar: those of parameters with slots, if there are any."""
     there = [(key, has) for key, has in entry.keys if key in known]
     return [key for key, has in there if has] or [key for key, _ in there]
 
 
 def lacking(entry: Entry, there: list[str]) -> list[str]:
-    """A chain's carried scalars may be missing where its rule does not act, step counts may not."""
+    """Carried scalars may be missing for leaves on which the rule does not act; step counts may
+    not."""
     needed = entry.counts or not there
     some = any(has for _, has in entry.keys)
     absent = [key for key, has in entry.keys if key not in there and (has or not some)]
@@ -65,7 +66,7 @@ def lacking(entry: Entry, there: list[str]) -> list[str]:
 
 
 def differences(keys: list[str], known: dict[str, Any]) -> list[str]:
-    """Parameters that are at other steps than most."""
+    """Parameters whose step count differs from most."""
     values = {key: _hashable(known[key]) for key in keys}
     if len(set(values.values())) < 2:
         return []
@@ -75,14 +76,14 @@ def differences(keys: list[str], known: dict[str, Any]) -> list[str]:
 
 
 def _hashable(x: Any) -> Any:
-    """A number, or several, such that NaN equals NaN."""
+    """A scalar, or several, such that NaN equals NaN."""
     values = x.reshape(-1).tolist() if isinstance(x, Tensor) else [float(x)]
     known = tuple(["nan" if value != value else value for value in values])
     return known[0] if len(known) == 1 else known
 
 
 def flat(saved: Any) -> dict[str, Any]:
-    """Nested dicts as one, keys joined by dots; hyperparameters left out."""
+    """Nested dicts as one flat dict with keys joined by dots, without hyperparameters."""
     if not isinstance(saved, Mapping):
         raise TypeError(
             f"load_state_dict takes a dict that state_dict returned, but got a "
@@ -91,9 +92,9 @@ def flat(saved: Any) -> dict[str, Any]:
     numbered = saved.get("state")
     if isinstance(numbered, Mapping) and any(isinstance(name, int) for name in numbered):
         raise ValueError(
-            "this is an optimizer's own state dict, which numbers its parameters; save what "
+            "this is an optimizer's state dict, which numbers its parameters; save what "
             "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer) "
-            "returns: it knows their names."
+            "returns: it has their names."
         )
     found: dict[str, Any] = {}
 
@@ -110,7 +111,7 @@ def flat(saved: Any) -> dict[str, Any]:
 
 
 def refuse_differences(faults: dict[str, list[str]], strict: bool) -> None:
-    """Raise one ValueError for all that is missing, unexpected or wrong, if anything is."""
+    """Raise one ValueError for all missing, unexpected or wrong values, if there are any."""
     missing, unexpected, wrong = faults.values()
     lines = [*wrong]
     if strict and missing:
@@ -120,11 +121,11 @@ def refuse_differences(faults: dict[str, list[str]], strict: bool) -> None:
         lines.append(f"unexpected: {listed(unexpected)}")
     advice = "load the checkpoint of the same transformation and parameters"
     if any(key.endswith(".step") for key in missing):
-        advice += ", or say with step=… how many steps are done, if it counts none"
+        advice += ", or pass the number of finished steps as step=…, if it counts none"
     elif any(".step is " in fault for fault in wrong):
-        advice += ", or say with step=… how many steps are done"
+        advice += ", or pass the number of finished steps as step=…"
     if strict and (missing or unexpected):
-        advice += ", or pass strict=False to take what is there"
+        advice += ", or pass strict=False to load the values that are present"
     refuse("the saved state", lines, advice)
 
 
@@ -133,23 +134,23 @@ def state_dict(state: Any, params: Any = None) -> dict[str, Any]:
 
     The keys are those of torch's flattened optimizer state dicts
     (`torch.distributed.checkpoint.state_dict`, `flatten_optimizer_state_dict`):
-    `state.{path}.{slot}` for each parameter, with `step` and carried scalars (float32, as torch
-    keeps them) beside its slots. What no parameter has is called by its place in the state, such as
-    `seed` of an `EstimatorState`. Where a state holds several chains' states, the place of each
-    stands before the slot: `state.{path}.0.exp_avg`. Hyperparameters are not kept: the recipe
-    has them.
+    `state.{path}.{slot}` for each parameter, with `step` and carried scalars (float32, as in torch)
+    next to its slots. Values without a parameter have the name of their place in the state, such as
+    `seed` of an `EstimatorState`. If a state contains several chains' states, the place of each is
+    before the slot: `state.{path}.0.exp_avg`. Hyperparameters are not saved: the recipe has them.
 
     Args:
         state: of a transformation, an estimator or a search method, a `ReplicaState`, or any tree
             of them.
-        params: the parameters to which it belongs. Not needed where no transformation's state is.
+        params: the parameters to which it belongs. Not needed if there is no state of a
+            transformation.
 
     Returns:
-        A dict from keys to the state's own tensors (DTensors are kept as such), and new 0-dim CPU
-        tensors for `step` and carried scalars. `torch.load(..., weights_only=True)` reads it.
+        A dict from keys to the tensors of the state, without copies (also DTensors), and new 0-dim
+        CPU tensors for `step` and carried scalars. `torch.load(..., weights_only=True)` reads it.
 
     Raises:
-        ValueError: if the parameters are missing or other ones, two values have one key, or the
+        ValueError: if the parameters are missing or do not match, two values have one key, or the
             state is on the meta device.
         TypeError: for a value that is neither a tensor nor a number nor a string.
 
@@ -188,32 +189,32 @@ def load_state_dict(
     strict: bool = True,
     step: int | None = None,
 ) -> Any:
-    """A state like another one, with the values that were saved.
+    """A state with the structure of another one and the saved values.
 
-    Reads what `state_dict` wrote, here or in any chain that keeps the same slots, and what
-    `get_optimizer_state_dict` (nested or flat) says of an `adapters` optimizer or one of
-    torch.optim. Entries under `param_groups` are not read. Values take the state's own
-    dtypes, its devices, and its division among processes (DTensor).
+    Reads the results of `state_dict`, of this or any chain with the same slots, and of
+    `get_optimizer_state_dict` (nested or flat) for an `adapters` optimizer or one of torch.optim.
+    Entries under `param_groups` are ignored. Values get the dtypes, devices and sharding (DTensor)
+    of the state.
 
     Args:
-        state: says what is needed, such as `tx.init(params)`. It is not changed. One on the meta
-            device has no memory: values then stay on the devices that they were saved from.
+        state: the template, such as `tx.init(params)`. It is not changed. It may be on the meta
+            device: values then stay on the devices from which they were saved.
         saved: a dict, or another Mapping, of tensors and numbers.
         params: the parameters, as for `state_dict`.
-        strict: if False, what is missing stays as it is in `state`, and what has no place there is
-            left out. Values that do not fit are errors in any case.
-        step: finished steps, for a checkpoint that counts none, as those of torch.optim.SGD and
-            Muon, or not all alike. Counts in `saved` are then not read.
+        strict: if False, missing values keep those of `state`, and unexpected values are ignored.
+            Values that do not fit always raise an error.
+        step: finished steps, for a checkpoint without counts, as of torch.optim.SGD and Muon, or
+            with different counts. Counts in `saved` are then ignored.
 
     Returns:
-        A new state. It shares no memory with `saved`. What is there to be read only,
-        `fo.get(state, "lr")`, is as in `state` until the next step.
+        A new state. It shares no memory with `saved`. Hyperparameters for reading, `fo.get(state,
+        "lr")`, are those of `state` until the next step.
 
     Raises:
-        ValueError: one for all that does not fit, with the keys: missing and unexpected ones, wrong
-            shapes and kinds of numbers, parameters with different step counts. And as
-            `state_dict` for the state and the parameters, or if `step` is no count.
-        TypeError: if `saved` is no Mapping.
+        ValueError: one error for all faults, with the keys: missing and unexpected ones, wrong
+            shapes and kinds of numbers, parameters with different step counts. Also as `state_dict`
+            for the state and the parameters, or if `step` is not a count.
+        TypeError: if `saved` is not a Mapping.
 
     Example::
 
@@ -271,9 +272,9 @@ def load_state_dict(
 
 
 def _walked(state: Any, params: Any, act: Callable[[Entry], Any]) -> Any:
-    """The state again, with what `act` returns in the places of its values.
+    """The state with the results of `act` instead of its values.
 
-    Raises ValueError where two of them have one key.
+    Raises ValueError if two of them have one key.
     """
     leaves = optree.tree_leaves(state, is_leaf=lambda x: isinstance(x, State))
     alone = sum(isinstance(x, State) for x in leaves) == 1
@@ -319,7 +320,7 @@ def _walked_chain(
 ) -> State:
     if params is None:
         raise ValueError(
-            "the state of a transformation is kept by parameter; pass the parameters, too: "
+            "the state of a transformation is saved by parameter; pass the parameters, too: "
             "fo.state_dict(state, params), fo.load_state_dict(state, saved, params)."
         )
 
@@ -329,7 +330,7 @@ def _walked_chain(
     own = [name for name, x in state.slots.items() if isinstance(x, Tensor)]
     paths = [path for path, _ in tree.items(params)]
     leaves = dict(tree.items(params))
-    if own and paths != [""]:  # `flatten` shows a chain all parameters as one vector
+    if own and paths != [""]:  # `flatten` passes all parameters as one vector
         paths = []
     for name, column in state.slots.items():
         if name not in own:
@@ -370,7 +371,7 @@ def _walked_chain(
 
 
 def _as_saved(entry: Entry) -> Any:
-    """A value as it is saved: numbers as torch.optim and the optimizer object keep them."""
+    """A value as it is saved: scalars as in torch.optim and the optimizer object."""
     if not entry.number:
         return entry.value.detach() if isinstance(entry.value, Tensor) else entry.value
     value = sharding.whole(entry.value).detach().cpu()
@@ -379,13 +380,13 @@ def _as_saved(entry: Entry) -> Any:
 
 
 def _as_kept(found: Any, like: Any) -> Any:
-    """A saved value, in new memory, as the state keeps it."""
+    """A saved value, in new memory, as the state stores it."""
     if not isinstance(like, Tensor):
         return found.item() if isinstance(found, Tensor) else found
     if not isinstance(found, Tensor):
         found = torch.full(like.shape, found, dtype=like.dtype)
     device = like.device
-    if like.is_meta:  # says no more than shape, dtype and division
+    if like.is_meta:  # has only shape, dtype and sharding
         mesh = getattr(like, "device_mesh", None)
         device = found.device if mesh is None else torch.device(mesh.device_type)
     if found.numel() == 1 and not like.dim():
@@ -400,18 +401,18 @@ ADVICE = "apply it to the states of its parts"
 
 
 def decoded(tx: GradientTransformation, state: Any, params: Any) -> State:
-    """The state that a transformation would have without `stored`: each slot whole.
+    """The state that a transformation would have without `stored`: with whole slots.
 
-    `fo.state_dict` makes of it a checkpoint under torch's own keys. It goes on in the same recipe
-    without `stored`; `encoded` is the way back.
+    `fo.state_dict` turns it into a checkpoint with torch's keys. Use it with the same recipe
+    without `stored`; `encoded` is the inverse.
 
     Args:
-        tx: the transformation of the state, made of one-tensor rules.
+        tx: the transformation of the state, which consists of one-tensor rules.
         state: its state. It is not changed.
         params: the parameters, as in `init`.
 
     Raises:
-        TypeError: if a part of tx is not made of one-tensor rules.
+        TypeError: if a part of tx does not consist of one-tensor rules.
         ValueError: if the state is not that of tx and the parameters.
 
     Example::
@@ -429,18 +430,18 @@ def decoded(tx: GradientTransformation, state: Any, params: Any) -> State:
 
 
 def encoded(tx: GradientTransformation, state: Any, params: Any) -> State:
-    """A state as a transformation keeps it: slots packed in the way of its `stored`.
+    """A state in the storage format of a transformation: slots packed by its `stored`.
 
-    Rounding is to the nearest. Of a state that is packed already, in any way that `stored` knows,
-    slots that are not in tx's form are decoded first.
+    Rounding is to nearest. If the state is already packed, in any format of `stored`, slots in
+    another format than tx's are decoded first.
 
     Args:
-        tx: a transformation made of one-tensor rules, with `stored` or without.
+        tx: a transformation that consists of one-tensor rules, with or without `stored`.
         state: of the same rules. It is not changed.
         params: the parameters, as in `init`.
 
     Raises:
-        TypeError: if a part of tx is not made of one-tensor rules.
+        TypeError: if a part of tx does not consist of one-tensor rules.
         ValueError: if the state is not one of these rules and parameters.
 
     Example::

@@ -1,1 +1,1 @@
-"""Transformations made of others: for some leaves, for some steps, or around another one."""
+"""Combinators: transformations for some leaves, for some steps, or around another one."""

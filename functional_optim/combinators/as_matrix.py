@@ -1,4 +1,4 @@
-"""How parameters are seen as matrices."""
+"""Matrix views of parameters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CONVOLUTIONS = (
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
 WEIGHTS = ("weight.original", "weight.original0", "weight.original1")
-"""How the weight of a module is called where it is parametrized."""
+"""The name of the weight of a parametrized module."""
 
 Views = Mapping[str, Mapping[str, Any]]
-"""From path patterns, of which the first that fits counts, to arguments of `as_matrix`."""
+"""From path patterns to arguments of `as_matrix`; the first matching pattern counts."""
 
 
 @factory
@@ -40,43 +40,43 @@ def as_matrix(
     stack: bool = False,
     views: Views | torch.nn.Module | None = None,
 ) -> base.GradientTransformation:
-    """Say how the matrix rules in a transformation see the parameters.
+    """Set the matrix views of the parameters for the matrix rules in a transformation.
 
     A fused projection consists of several matrices, as does a parameter that holds the weights of
     all experts. The kernel of a convolution has more than two dimensions. Rules that act on
     matrices (Newton–Schulz, decompositions, row norms) update each matrix as if it were a separate
     parameter, in batches. All other rules act on the whole parameter. Vectors stay vectors.
 
-    Without `as_matrix`, a parameter with four or five dimensions is a kernel, as with "auto". One
-    with three dimensions is an error, because it may be a kernel or a stack.
+    Without `as_matrix`, a parameter with four or five dimensions is a kernel, as with "auto". A
+    parameter with three dimensions raises an error, because it may be a kernel or a stack.
 
     Args:
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
         kernel: what a kernel (out, in, height, width) is: "flatten": the matrix
-            (out, in · height · width); "batch": a matrix (out, in) for each place; "tensor": as it
-            is, for rules that treat each dimension, such as those of `soap`; "auto": what the rule
-            takes it for: "tensor" for `soap`, `kl_soap`, `kl_shampoo` and the norm of `scion`,
-            "flatten" for all others.
-        heads: into how many matrices the outputs are divided: an int, or one for each part of
-            `split`. None: one.
+            (out, in · height · width); "batch": a matrix (out, in) for each position; "tensor":
+            unchanged, for rules that treat each dimension, such as those of `soap`; "auto": the
+            default of the rule: "tensor" for `soap`, `kl_soap`, `kl_shampoo` and the norm of
+            `scion`, "flatten" for all others.
+        heads: the number of matrices into which the outputs are divided: an int, or one for each
+            part of `split`. None: one.
         split: the parts of a fused projection: their outputs, e.g. (1024, 256, 256) for query, key
-            and value, or into how many equal parts. None: it is not divided.
+            and value, or the number of equal parts. None: no split.
         orientation: "out_in": the first dimension counts outputs, as in torch.nn.Linear and Conv2d;
             "in_out": the second does, as in ConvTranspose2d and in JAX.
         stack: whether a parameter with more than two dimensions is a stack of matrices, such as
             (experts, out, in) or (layers, heads, out, in).
         views: a dict from path patterns to these arguments, instead of the arguments themselves:
-            `{"experts.*": {"stack": True}, "*.qkv.weight": {"split": 3}}`. Parameters that no
-            pattern fits keep the default. A `torch.nn.Module` stands for its `matrix_views`.
+            `{"experts.*": {"stack": True}, "*.qkv.weight": {"split": 3}}`. Parameters without a
+            matching pattern keep the default. A `torch.nn.Module` is converted by `matrix_views`.
 
-    State: that of tx. A slot of such a rule has one more dimension in front, which counts the
-    matrices; where these differ in size, it is a vector in which the tensors of all of them lie one
-    after the other. Slots of a kernel that is itself have none.
+    State: that of tx. A slot of such a rule has an additional leading dimension for the matrices;
+    if these differ in size, it is a vector that concatenates the tensors of all matrices. Slots of
+    a kernel with "tensor" have no such dimension.
 
     Raises:
-        ValueError: for other words or numbers, or without such a rule; from init, for a parameter
-            that cannot be divided so.
-        TypeError: if tx is no transformation; for views that are none.
+        ValueError: for invalid arguments, or without such a rule; from init, for a parameter that
+            cannot be divided in this way.
+        TypeError: if tx is not a transformation; for invalid views.
 
     Example::
 
@@ -101,14 +101,14 @@ def as_matrix(
         found = seen_by_path(tx, known)
     if not any(x.rule.storage.view is not None for x in found.placements):
         raise ValueError(
-            "as_matrix was given a transformation without a rule that takes batches of matrices; "
+            "as_matrix got a transformation without a rule that takes batches of matrices; "
             "pass one such as muon(), or leave as_matrix out."
         )
     return found
 
 
 def seen(tx: base.GradientTransformation, views: Any) -> base.GradientTransformation:
-    """A transformation in these views of `as_matrix`, if there are any."""
+    """A transformation with these views of `as_matrix`, if any."""
     return tx if views is None else as_matrix(tx, views=views)
 
 
@@ -119,7 +119,7 @@ def _view(
     orientation: Any = "out_in",
     stack: Any = False,
 ) -> MatrixView:
-    """The view of these arguments; raises ValueError for others."""
+    """The view of these arguments; raises ValueError for invalid ones."""
     if kernel not in ("flatten", "batch", "tensor", "auto"):
         raise ValueError(
             f"as_matrix needs a kernel 'flatten', 'batch', 'tensor' or 'auto', but got {kernel!r}."
@@ -141,43 +141,45 @@ def _view(
             )
     if kernel == "tensor" and (heads, split) != (None, None):
         raise ValueError(
-            "as_matrix cannot divide a tensor by heads or split; leave these out, or say another "
+            "as_matrix cannot divide a tensor by heads or split; leave these out, or pass another "
             "kernel than 'tensor'."
         )
     return MatrixView(kernel, heads, split, orientation == "in_out", stack)
 
 
 class ByPath(NamedTuple):
-    """Views by path patterns. ways: those that differ. patterns: each with its place among them."""
+    """Views by path patterns. ways: the distinct views. patterns: each with the index of its
+    view."""
 
     ways: list[MatrixView]
     patterns: dict[str, int]
 
     def answers(self) -> Answers:
-        """Which view a leaf has: that of the first pattern that fits; for none one more than the
-        last. Patterns that only say what is a kernel may fit nothing: a model may have more."""
+        """The index of the view of a leaf: that of the first matching pattern; without a match, one
+        more than the last. Patterns that only describe kernels need not match: a model may have
+        more."""
         told, n = [*self.told(divided=True), *self.told(divided=False)], len(self.ways)
         free = {"*", *(self.patterns.keys() - told)}
         return Answers(self.patterns, range(n + 1), "views", other=n, free=free)
 
     def told(self, divided: bool) -> list[str]:
-        """The patterns of fused projections, or of others, but for those of kernels."""
+        """The patterns of fused projections, or of other views, except those of kernels."""
         ways = {x: self.ways[i] for x, i in self.patterns.items()}
         mine = {x: way for x, way in ways.items() if way.divided == divided}
         return [x for x, way in mine.items() if divided or way.kernel != "auto"]
 
     def shape(self, path: str, leaf: Any) -> Sequence[int]:
-        """The shape of a leaf; of a stack that of its matrices."""
+        """The shape of a leaf; for a stack, that of its matrices."""
         fit = [self.ways[i] for pattern, i in self.patterns.items() if fits(pattern, path)]
         return fit[0].each(leaf.shape) if fit else leaf.shape
 
 
 def views_of(name: str, given: Any, wanted: Any = lambda path, p: True) -> ByPath:
-    """Views as a user gives them. name: of the function that they were given to. wanted: of which
-    parameters a model must tell what they are.
+    """Views as a user passes them. name: of the function that received them. wanted: the parameters
+    that a model must describe.
 
     Raises:
-        TypeError: for something else than a module, or a dict of arguments of `as_matrix`.
+        TypeError: for anything but a module, or a dict of arguments of `as_matrix`.
     """
     if isinstance(given, torch.nn.Module):
         given = kernels_of(given, {}, wanted)
@@ -196,7 +198,7 @@ def views_of(name: str, given: Any, wanted: Any = lambda path, p: True) -> ByPat
 
 
 def seen_by_path(tx: Any, known: ByPath) -> Any:
-    """A transformation whose matrix rules see each leaf in its own way."""
+    """A transformation whose matrix rules have a view for each leaf."""
     answers = known.answers()
 
     def each(x: Placement) -> list[Placement]:
@@ -209,21 +211,21 @@ def seen_by_path(tx: Any, known: ByPath) -> Any:
 
 
 def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str, dict[str, Any]]:
-    """What the parameters of a model are, for `views` of `as_matrix` and of `muon_adamw`.
+    """The matrix views of a model, for `views` of `as_matrix` and of `muon_adamw`.
 
-    Weights of `torch.nn.Conv1d` to `ConvTranspose3d` are kernels, also where they are parametrized.
+    Weights of `torch.nn.Conv1d` to `ConvTranspose3d` are kernels, also if they are parametrized.
 
     Args:
         model: a module.
-        views: for other parameters, from path patterns to arguments of `as_matrix`. They come
-            first.
+        views: for other parameters, from path patterns to arguments of `as_matrix`. They take
+            precedence.
 
     Returns:
         A dict from paths to arguments of `as_matrix`.
 
     Raises:
-        ValueError: for a parameter of three or more dimensions of another module that no pattern of
-            views fits.
+        ValueError: for a parameter with three or more dimensions of another module that no pattern
+            of views matches.
 
     Example::
 
@@ -240,7 +242,7 @@ def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str
 def kernels_of(
     model: torch.nn.Module, views: Views, wanted: Callable[[str, Any], Any] = lambda path, p: True
 ) -> dict[str, dict[str, Any]]:
-    """`matrix_views`, which must tell of those parameters only that are wanted."""
+    """`matrix_views`, which must describe only the wanted parameters."""
     views_of("matrix_views", views)
     found = {pattern: dict(arguments) for pattern, arguments in views.items()}
     for path, p in model.named_parameters(remove_duplicate=False):
@@ -255,7 +257,7 @@ def kernels_of(
                 continue
             raise ValueError(
                 f"the parameter {path!r} of shape {tuple(p.shape)} belongs to no convolution of "
-                f"torch.nn; say what it is: views={{{path!r}: {{'stack': True}}}} for a stack of "
+                f"torch.nn; describe it: views={{{path!r}: {{'stack': True}}}} for a stack of "
                 f"matrices, views={{{path!r}: {{'kernel': 'auto'}}}} for a kernel."
             )
         found[path] = {"kernel": "auto"}
@@ -265,8 +267,8 @@ def kernels_of(
 
 
 def each_placement(tx: Any, change: Callable[[Placement], Sequence[Placement]]) -> Any:
-    """A transformation with other placements instead of each. Parts that are not made of
-    one-tensor rules stay as they are."""
+    """A transformation whose placements are replaced. Parts that do not consist of one-tensor rules
+    stay unchanged."""
     if isinstance(tx, Leafwise):
         return Leafwise(tuple([new for x in tx.placements for new in change(x)]))
     if isinstance(tx, Chained):

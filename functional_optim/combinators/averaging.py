@@ -44,24 +44,24 @@ def gpa(
 ) -> base.GradientTransformation:
     """Generalized primal averaging: gradients are taken between an iterate and its average.
 
-    The base steps an iterate z. Its average x ← μₓ x + (1 − μₓ) z is what to evaluate, and
-    `eval_params` returns it. The parameters are y = μ_y x + (1 − μ_y) z, where gradients are taken,
-    so the weight decay of the base is that of y.
+    The base steps an iterate z. Evaluate its average x ← μₓ x + (1 − μₓ) z, which `eval_params`
+    returns. The parameters are y = μ_y x + (1 − μ_y) z, where gradients are taken, so the base
+    decays y.
 
     Args:
         tx: the base, with its learning rate.
         train_interp_coeff: μ_y, share of the average in the parameters, in (0, 1]. 0.7 is the
             authors'.
         eval_interp_coeff: μₓ, share of the old average in the new one, in [0, 1]. 0.9967 is the
-            authors'; it stands for DiLoCo with 32 local steps.
+            authors'; it corresponds to DiLoCo with 32 local steps.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: that of tx; `average_share`, a number; `z`, like the parameters.
+    State: that of tx; `average_share`, a scalar; `z`, like the parameters.
 
     Raises:
-        TypeError: if tx is no transformation.
-        ValueError: for numbers out of range.
+        TypeError: if tx is not a transformation.
+        ValueError: for hyperparameters out of range.
 
     Paper: Defazio et al., "Smoothing DiLoCo with Primal Averaging for Faster Training of LLMs",
     https://arxiv.org/abs/2512.17131.
@@ -102,21 +102,21 @@ def schedule_free(
     The iterate of step t has the weight tʳ · (largest learning rate so far)ᵖ in the mean.
 
     Args:
-        tx: the base, with its learning rate. Momentum of its own is not needed.
-        lr: the learning rate of tx, ≥ 0, for the weights. It makes a difference only if it
-            changes; the default weighs all iterates alike.
-        momentum: share of the average in the parameters, in (0, 1]; it acts as Adam's β₁ does. 0.9
-            is the authors'.
+        tx: the base, with its learning rate. It needs no momentum.
+        lr: the learning rate of tx, ≥ 0, for the weights. It has an effect only if it changes; with
+            the default, all iterates have equal weights.
+        momentum: share of the average in the parameters, in (0, 1]; it acts like Adam's β₁. 0.9 is
+            the authors'.
         r: power of the step in the weights, ≥ 0. The authors' default: 0.
         weight_lr_power: power of the learning rate in the weights, ≥ 0. The authors' default: 2.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: that of tx; `average_share`, `lr_max`, `weight_sum`, numbers; `z`, like the parameters.
+    State: that of tx; `average_share`, `lr_max`, `weight_sum`, scalars; `z`, like the parameters.
 
     Raises:
-        TypeError: if tx is no transformation.
-        ValueError: for numbers out of range.
+        TypeError: if tx is not a transformation.
+        ValueError: for hyperparameters out of range.
 
     Paper: Defazio et al., "The Road Less Scheduled", https://arxiv.org/abs/2405.15682.
 
@@ -156,11 +156,11 @@ def eval_params(state: Any, params: Any) -> Any:
     """The average to evaluate, of parameters that `schedule_free` or `gpa` train.
 
     Args:
-        state: of a transformation that has one of these in it.
-        params: the parameters, as training left them.
+        state: of a transformation that contains one of these.
+        params: the parameters of training.
 
     Returns:
-        A tree like params. A leaf on which the averaging does not act is as it was.
+        A tree like params. A leaf without an average is returned unchanged.
 
     Raises:
         ValueError: if the state has no average, or has several.
@@ -181,7 +181,7 @@ def eval_params(state: Any, params: Any) -> Any:
     if any(len(names) != 1 for names in found):
         listed = ", ".join([*found[0], *found[1]]) or "none"
         raise ValueError(
-            "eval_params needs a state in which schedule_free or gpa stands once, but this one has "
+            "eval_params needs a state in which schedule_free or gpa occurs once, but this one has "
             f"these entries of an average: {listed}; put it around the whole transformation, e.g. "
             "schedule_free(partition(...))."
         )
@@ -206,11 +206,11 @@ def from_average(x: Tensor, z: Tensor, share: Any) -> Tensor:
 
 
 def _between(old: Any, new: Any, weight: Any) -> tuple[Any, ...]:
-    """The numbers of a step, from the shares of the average in y before and after it.
+    """The scalars of a step, from the shares of the average in y before and after it.
 
-    weight: that of the new iterate in the average. y' − y follows from y = μ x + (1 − μ) z,
-    z' = z + u, x' = (1 − c) x + c z' and y' = μ' x' + (1 − μ') z'. Where a share became 0, y is z
-    and tells nothing of x, which starts again from there.
+    weight: the weight of the new iterate in the average. y' − y follows from y = μ x + (1 − μ) z,
+    z' = z + u, x' = (1 − c) x + c z' and y' = μ' x' + (1 − μ') z'. If a share became 0, y is z and
+    x is unknown; it restarts from z.
     """
     kept = new * (1 - weight)
     return 1 - kept / _nonzero(old), 1 - kept

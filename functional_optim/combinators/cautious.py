@@ -1,4 +1,4 @@
-"""Moving only where update and gradient agree."""
+"""Cautious updates: only where update and gradient agree."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from functional_optim.core.storage import as_real, as_update, compute_dtype
 def cautious(
     tx: base.GradientTransformation, eps: numeric.Hyper = 1e-3
 ) -> base.GradientTransformation:
-    """Drop the entries of a direction whose sign is not that of the gradient that tx got.
+    """Zero the elements of a direction whose sign differs from the sign of the gradient.
 
-    What is left of a tensor is divided by the share of entries that stay. Nothing is kept from step
-    to step: made of one-tensor rules, tx still is.
+    The other elements of a tensor are divided by their share. It has no state; if tx consists of
+    one-tensor rules, the result does.
 
     Args:
-        tx: a transformation without a learning rate: it must keep the gradient's sign, so it stands
+        tx: a transformation without a learning rate: it must keep the gradient's sign, so put it
             before `scale_by_lr`.
-        eps: least share to divide by, in (0, 1]: a number, a 0-dim tensor, or a schedule. Default
+        eps: lower bound of the share, in (0, 1]: a number, a 0-dim tensor, or a schedule. Default
             1e-3, that of the authors' code. The paper divides by (count + 1) / size instead.
 
-    A complex entry counts as two real ones.
+    A complex element counts as two real elements.
 
-    State: what tx keeps.
+    State: that of tx.
 
     Raises:
         ValueError: if eps is a number outside (0, 1], or tx has a learning rate.
@@ -55,7 +55,7 @@ def cautious(
     placements = [x for part in _runs(tx) for x in part.placements]
     if any(name == "lr" for (rule, *_) in placements for name, _ in rule.hyper):
         raise ValueError(
-            "cautious compares signs, which a learning rate turns around; put it around the "
+            "cautious compares signs, which a learning rate reverses; put it around the "
             "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
         )
 
@@ -81,14 +81,14 @@ def _runs(tx: base.GradientTransformation) -> list[Leafwise]:
 
 
 class CautiousState(NamedTuple):
-    """The state of a transformation of whole trees, and a count for the schedule of `eps`."""
+    """The state of a custom transformation of trees, and a count for the schedule of `eps`."""
 
     step: Tensor
     inner: Any
 
 
 def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.GradientTransformation:
-    """The same for a transformation of whole trees."""
+    """The same for a custom transformation of trees."""
     known = tx.extra
 
     def init(params: Any) -> CautiousState:

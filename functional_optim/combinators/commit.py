@@ -1,4 +1,4 @@
-"""Steps that may be refused, and steps that may be taken back."""
+"""Steps that may be refused, and steps that may be undone."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class CommitIf(Wrapped):
 
 @factory
 def commit_if(tx: base.GradientTransformation) -> CommitIf:
-    """Take a step, or refuse it, as a flag says: the vote of a group of replicas, for instance.
+    """Take or refuse a step according to a flag, such as the vote of a group of replicas.
 
-    `update(grads, state, params, commit=flag)` is that of tx where the flag is true. Where it is
-    false, the updates are zero (-0.0, which changes no bit of any parameter) and the state is the
-    old one, bitwise, whatever the gradients are: NaN too. Not even the count of steps moves, so
-    schedules stand still with the rest.
+    `update(grads, state, params, commit=flag)` is that of tx if the flag is true. If it is false,
+    the updates are zero (-0.0, which changes no bit of any parameter) and the state is the old one,
+    bitwise, even if gradients are NaN. The count of steps does not advance, so neither do
+    schedules.
 
     Args:
-        tx: a transformation. Its own extra arguments are passed on.
+        tx: a transformation. Its extra arguments are passed on.
 
     Returns:
         A transformation whose `update` needs `commit`: a bool, or a 0-dim tensor, bool or number.
         With a bool, a refused step computes nothing. Inside torch.compile and vmap, pass a tensor:
-        the update is computed and then selected, and one graph serves both answers. `fo.compile`
-        takes both, and reads the flag before it runs anything.
+        the update is computed and then selected, and one graph serves both decisions. `fo.compile`
+        accepts both, and reads the flag before it runs anything.
 
     State: that of tx.
 
     Raises:
-        TypeError: from update, without `commit` or for a flag of another kind.
+        TypeError: from update, without `commit` or for a flag of another type.
 
     Example::
 
@@ -64,7 +64,7 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
                 return tx.update(grads, state, params, **extra)
             like = grads if params is None else params
             return tree.map(lambda x, g: None if g is None else _nothing(x), like, grads), state
-        # NaN times the zero that comes back through a selection would be a NaN in meta-gradients
+        # NaN times the zero gradient of a selection would be a NaN in meta-gradients
         grads = tree.map(lambda g: select(commit, g, torch.zeros_like(g)), grads)
         updates, new = tx.update(grads, state, params, **extra)
         updates = tree.map(lambda u: select(commit, u, _nothing(u)), updates)
@@ -79,7 +79,8 @@ def _nothing(like: Tensor) -> Tensor:
 
 
 def select(commit: Tensor, taken: Tensor, refused: Tensor) -> Tensor:
-    """One of two tensors of the same shape, as a flag says: no NaN of the other comes through."""
+    """One of two tensors of the same shape, selected by a flag; a NaN of the other has no
+    effect."""
     flag = commit.reshape(()) if commit.dtype == torch.bool else commit.reshape(()) > 0
     return torch.where(flag.to(taken.device), taken, refused)
 
@@ -91,7 +92,7 @@ def as_flag(commit: Any) -> bool:
 
 
 def check_flag(commit: Any) -> None:
-    """Raise TypeError for what is not one flag."""
+    """Raise TypeError unless it is one flag."""
     base.check_needed("commit_if", commit=commit)
     if isinstance(commit, Tensor) and commit.numel() != 1:
         raise TypeError(
@@ -106,7 +107,7 @@ def check_flag(commit: Any) -> None:
 
 
 class Moment(NamedTuple):
-    """What stood before a step."""
+    """Parameters and state before a step."""
 
     params: Any
     inner: Any
@@ -116,8 +117,8 @@ class SnapshotsState(NamedTuple):
     """The state of `keep_snapshots`.
 
     inner: that of the wrapped transformation.
-    kept: 0-dim int64, how many steps can be taken back.
-    past: one `Moment` for each, the latest first; those that are not used yet are of the start.
+    kept: 0-dim int64, number of steps that can be undone.
+    past: one `Moment` for each, the latest first; unused ones are those of the start.
     """
 
     inner: Any
@@ -127,14 +128,15 @@ class SnapshotsState(NamedTuple):
 
 @factory
 def keep_snapshots(tx: base.GradientTransformation, last: int = 1) -> base.GradientTransformation:
-    """Remember parameters and state from before each of the last steps, for `rollback`.
+    """Store parameters and state from before each of the last steps, for `rollback`.
 
-    Nothing is copied: the trees of those steps are kept alive. So do not write into parameters in
-    place; `add_` would change the past with the present. `fo.compile(tx)` copies what it must.
+    Nothing is copied: the state references the trees of those steps. So do not write into
+    parameters in place; `add_` would also change the snapshots. `fo.compile(tx)` copies what it
+    must.
 
     Args:
         tx: a transformation.
-        last: how many steps can be taken back, ≥ 1. Memory: as many times that of parameters and
+        last: number of steps that can be undone, ≥ 1. Memory: `last` times that of parameters and
             state.
 
     State: a `SnapshotsState`.
@@ -177,18 +179,18 @@ def keep_snapshots(tx: base.GradientTransformation, last: int = 1) -> base.Gradi
 
 
 def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState]:
-    """Take back the last steps of a transformation inside `keep_snapshots`.
+    """Undo the last steps of a transformation inside `keep_snapshots`.
 
     Args:
         state: its state.
-        steps: how many to take back, 1 ≤ steps ≤ `state.kept`.
+        steps: number of steps to undo, 1 ≤ steps ≤ `state.kept`.
 
     Returns:
-        The parameters and the state from before these steps, bitwise. What is older can still
-        be rolled back to.
+        The parameters and the state from before these steps, bitwise. Older steps can still be
+        undone.
 
     Raises:
-        TypeError: for another state.
+        TypeError: for any other state.
         ValueError: if fewer steps are kept; of stacked states, in any of them. Inside torch.compile
             and vmap, where the count is not known, only `steps` ≤ `last` is checked.
 

@@ -1,8 +1,8 @@
-"""Transformations that skip steps: a gate in front of a transformation is open or shut.
+"""Transformations that skip steps: a gate in front of a transformation is open or closed.
 
-A gate is a rule. The rules behind it take part in a step if its first number is above 0. If the
-gate is shut, they do nothing: their slots stay, and the step is not counted for them. If the number
-is known on the host, they are not run at all.
+A gate is a rule. The rules behind it run in a step if its first scalar is above 0. If the gate is
+closed, their slots stay unchanged, and they do not count the step. If the scalar is known on the
+host, they do not run at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functional_optim.core.storage import wide_dtype
 from functional_optim.core.totals import given_totals
 
 Condition = Callable[[Any], Any]
-"""A function of the number of finished steps: whether the next one is taken."""
+"""A function of the number of finished steps: whether the next step is taken."""
 
 
 class GateCarry(NamedTuple):
@@ -50,9 +50,9 @@ class LossScaleCarry(NamedTuple):
     gate: Any
     """Whether the last step was taken: 1 or 0."""
     loss_scale: Any
-    """What the next loss is multiplied with."""
+    """The factor for the next loss."""
     growth_tracker: Any
-    """Number of finite steps since the scale has changed, or since one that was not finite."""
+    """Number of finite steps since the last change of the scale, or the last overflow."""
 
 
 class AccumulateCarry(NamedTuple):
@@ -74,14 +74,14 @@ class AccumulateSlots(NamedTuple):
 def conditionally_transform(
     tx: base.GradientTransformation, should_transform: Condition
 ) -> base.GradientTransformation:
-    """Transform the updates of some steps; the others pass through as they came.
+    """Transform the updates of some steps; those of other steps pass unchanged.
 
     Args:
-        tx: a transformation. It counts the steps that it takes, no others.
+        tx: a transformation. It counts only the steps that it takes.
         should_transform: `should_transform(step)` gets the number of finished steps (a number or a
             0-dim tensor) and returns a bool, or a 0-dim tensor.
 
-    State: `open_steps` and `gate`, numbers, and what tx keeps.
+    State: `open_steps` and `gate`, scalars, and that of tx.
 
     Example::
 
@@ -102,10 +102,10 @@ def conditionally_mask(
     """Take some steps; the updates of the others are zero.
 
     Args:
-        tx: a transformation. It counts the steps that it takes, no others.
+        tx: a transformation. It counts only the steps that it takes.
         should_transform: as for `conditionally_transform`.
 
-    State: `open_steps` and `gate`, numbers, and what tx keeps.
+    State: `open_steps` and `gate`, scalars, and that of tx.
 
     Example::
 
@@ -140,21 +140,21 @@ def _by_condition(
 def apply_if_finite(
     tx: base.GradientTransformation, max_consecutive_errors: int
 ) -> base.GradientTransformation:
-    """Leave out the steps whose updates have an infinite entry or a NaN.
+    """Skip the steps whose updates have an infinite element or a NaN.
 
-    The whole tree is looked at, all parameter groups of an optimizer object included. Where a step
-    is left out, the updates are zero and tx is as if it had not been called.
+    All parameters are checked, in an optimizer object those of all parameter groups. In a skipped
+    step, the updates are zero and tx is not called.
 
     Args:
         tx: a transformation.
-        max_consecutive_errors: how many such steps in a row to leave out, ≥ 0. The next one is
-            taken as it is, so that a training that has diverged is seen.
+        max_consecutive_errors: number of consecutive steps to skip, ≥ 0. The next one is taken, so
+            that you notice when training has diverged.
 
-    State: `open_steps`, `gate`, `notfinite_count` (in a row) and `total_notfinite`, numbers, and
-    what tx keeps.
+    State: `open_steps`, `gate`, `notfinite_count` (consecutive) and `total_notfinite`, scalars, and
+    that of tx.
 
     Raises:
-        ValueError: if max_consecutive_errors is negative, or no whole number.
+        ValueError: if max_consecutive_errors is negative, or not an integer.
 
     Example::
 
@@ -179,7 +179,7 @@ def apply_if_finite(
 
 
 MOST = 2.0**127
-"""The largest loss scale. One that became infinite or zero in float32 would never recover."""
+"""The largest loss scale. A scale that is infinite or zero in float32 would never recover."""
 
 
 @factory
@@ -190,22 +190,23 @@ def dynamic_loss_scale(
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,
 ) -> base.GradientTransformation:
-    """Scale the loss for float16: divide gradients by the scale, and leave out overflows.
+    """Scale the loss for float16: divide gradients by the scale, and skip overflows.
 
-    Gradients in float16 lose what is below 6e-8, so they are taken of a larger loss:
-    `loss * fo.get(state, "loss_scale")`. `fo.compile_train_step` does that by itself. It is
-    torch.amp.GradScaler as a transformation: a step with an infinite entry or a NaN anywhere in the
-    tree is left out and makes the scale smaller; many finite ones in a row make it larger.
+    Gradients in float16 lose values below 6e-8, so compute them from a larger loss: `loss *
+    fo.get(state, "loss_scale")`. `fo.compile_train_step` does so automatically. It is
+    torch.amp.GradScaler as a transformation: it skips a step with an infinite element or a NaN in
+    any parameter, and reduces the scale; after many consecutive finite steps it increases the
+    scale.
 
     Args:
-        tx: a transformation. It sees gradients of the true size, and counts the steps it takes.
-        init_scale: the first scale, > 0. Default: torch's, 65536.
-        growth_factor: what the scale is multiplied with when it grows, > 1. Default: torch's, 2.
-        backoff_factor: what it is multiplied with after an overflow, between 0 and 1. Default:
-            torch's, 0.5.
-        growth_interval: after how many finite steps in a row it grows, ≥ 1. Default: torch's, 2000.
+        tx: a transformation. It sees unscaled gradients, and counts only the steps that it takes.
+        init_scale: the initial scale, > 0. Default: torch's, 65536.
+        growth_factor: factor when the scale grows, > 1. Default: torch's, 2.
+        backoff_factor: factor after an overflow, between 0 and 1. Default: torch's, 0.5.
+        growth_interval: number of consecutive finite steps before it grows, ≥ 1. Default: torch's,
+            2000.
 
-    State: `loss_scale`, `growth_tracker`, `open_steps` and `gate`, numbers, and what tx keeps.
+    State: `loss_scale`, `growth_tracker`, `open_steps` and `gate`, scalars, and that of tx.
 
     Paper: https://arxiv.org/abs/1710.03740.
 
@@ -249,15 +250,15 @@ def dynamic_loss_scale(
 def skip_large_updates(
     tx: base.GradientTransformation, max_norm: numeric.Hyper
 ) -> base.GradientTransformation:
-    """Leave out the steps whose updates together have a norm above max_norm, or none at all.
+    """Skip the steps whose updates have a global norm above max_norm, or a NaN.
 
-    The Euclidean norm is taken over the whole tree. An infinite or NaN entry makes it too large.
+    The Euclidean norm covers all parameters. An infinite or NaN element makes it too large.
 
     Args:
         tx: a transformation.
         max_norm: the largest norm, > 0: a number, a 0-dim tensor, or a schedule.
 
-    State: `open_steps` and `gate`, numbers, and what tx keeps.
+    State: `open_steps` and `gate`, scalars, and that of tx.
 
     Raises:
         ValueError: if max_norm is a number and not positive.
@@ -291,31 +292,31 @@ def accumulate(
     mean: bool = True,
     skip_nonfinite: bool = False,
 ) -> base.GradientTransformation:
-    """Collect the gradients of several micro-batches, and take one step with all of them.
+    """Accumulate the gradients of several micro-batches, and take one step with all of them.
 
-    The updates are zero until a batch is full. tx is called with full batches alone, and counts
-    them alone: schedules inside it see optimizer steps. What stands before it in a chain is
-    applied to every micro-batch.
+    The updates are zero until a batch is full. tx is called only with full batches, and counts only
+    these: schedules inside it see optimizer steps. Transforms before it in a chain apply to every
+    micro-batch.
 
     Args:
         tx: a transformation.
-        every: how many micro-batches make a batch, ≥ 1: a number, or a function of the number of
-            full batches so far.
-        mean: hand on the mean of the gradients; False: their sum.
-        skip_nonfinite: leave out a micro-batch that has an infinite entry or a NaN anywhere, and
-            wait for another one.
+        every: number of micro-batches per batch, ≥ 1: a number, or a function of the number of full
+            batches so far.
+        mean: pass on the mean of the gradients; False: their sum.
+        skip_nonfinite: skip a micro-batch with an infinite element or a NaN, and wait for another
+            one.
 
     State: `acc_grads`, like the parameters (float32 for half types); `open_steps`, `gate` and
-    `mini_step`, numbers; and what tx keeps.
+    `mini_step`, scalars; and that of tx.
 
-    A gradient of None counts as zero in the mean of its batch. A leaf moves in the last micro-batch
-    only if it has a gradient there; without one it stays, and what it has collected is dropped, so
-    that a leaf without any gradient in a batch is not moved by momentum or weight decay. Pass zeros
-    for a leaf whose gradients may come in some micro-batches only, as in a mixture of experts. A
+    A gradient of None counts as zero in the mean of its batch. A leaf is stepped only if it has a
+    gradient in the last micro-batch. Otherwise it stays unchanged and its accumulated gradients are
+    dropped, so that momentum or weight decay do not move a leaf without a gradient in a batch. Pass
+    zeros for a leaf that has gradients in some micro-batches only, as in a mixture of experts. A
     micro-batch without any gradient is not counted.
 
     Raises:
-        ValueError: if `every` is a number below 1, or no whole one.
+        ValueError: if `every` is a number below 1, or not an integer.
         RuntimeError: from update, for a sparse gradient.
 
     Example::
@@ -330,7 +331,7 @@ def accumulate(
     base.check_transformation("accumulate", tx, "accumulate(adam(lr=1e-3), every=4)")
     if "residual_fn" in tx.extra:
         raise TypeError(
-            "accumulate averages gradients, but a method that knows residuals reads none; pass the "
+            "accumulate averages gradients, but a method for residuals reads none; pass the "
             "residuals of all micro-batches at once, e.g. stack_residuals(first, second)."
         )
     if not (callable(every) or isinstance(every, Tensor)):
@@ -400,7 +401,7 @@ def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]
 
 
 def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-    """The number of entries that are infinite or NaN."""
+    """The number of infinite or NaN elements."""
     return ((~u.isfinite()).to(u.dtype).sum(),)
 
 
@@ -414,14 +415,15 @@ def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:
 
 
 class WholeState(NamedTuple):
-    """The state of a transformation of whole trees behind a gate."""
+    """The state of a custom transformation of trees behind a gate."""
 
     gate: Any
     inner: Any
 
 
 def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
-    """The same for a transformation of whole trees: it always runs, and what it did is dropped."""
+    """The same for a custom transformation of trees: it always runs, and its result may be
+    dropped."""
     known = tx.extra
     freezing = freezing_rules(tx)
     gate = Leafwise((*freezing, *gate.placements)) if freezing else gate

@@ -1,4 +1,4 @@
-"""Which parameters of a network are matrices of its hidden layers, by their names and shapes."""
+"""Selects the matrices of the hidden layers of a network by names and shapes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from functional_optim.combinators.as_matrix import ByPath
 from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
 
 EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
-"""Modules that embed, besides those with a word such as `embed` or `emb` in their names: GPT-2,
-the annotated transformer."""
+"""Names of embeddings without a word such as `embed` or `emb`: GPT-2, the annotated transformer."""
 
 TOP = ("output", "classifier", "score", "fc", "cls", "logits", "to_logits", "qa_outputs", "heads")
-"""Modules at the top of a model that make its outputs: torchtitan, torchvision, Hugging Face's
-transformers. `head` and `*_head` do so wherever they are not in a numbered layer."""
+"""Output modules at the top of a model: torchtitan, torchvision, Hugging Face's transformers.
+`head` and `*_head` are output modules unless they are in a numbered layer."""
 
 WRAPPERS = ("model", "module", "net", "network", "_orig_mod", "_fsdp_wrapped_module")
-"""What may stand before the top of a model in a name."""
+"""Prefixes of names before the top of a model."""
 
 
 def is_hidden_matrix(path: str, leaf: Any, shape: Sequence[int] | None = None) -> bool:
     """Whether a parameter is a matrix, or a kernel, of a hidden layer.
 
-    All but biases, gains and other parameters with fewer than two dimensions longer than 1,
-    embeddings, tables of biases and tokens, the weights of norms, and heads. shape: of a matrix of
-    a stack.
+    False for biases, gains and other parameters with fewer than two dimensions longer than 1,
+    embeddings, tables of biases and tokens, the weights of norms, and heads. shape: that of a
+    matrix of a stack.
 
     Example::
 
@@ -57,11 +56,11 @@ def is_hidden_matrix(path: str, leaf: Any, shape: Sequence[int] | None = None) -
 
 
 class HiddenMatrices(Answers):
-    """Which of two transformations a leaf gets: that of matrices, or that of all others.
+    """Selects one of two transformations for a leaf: that of matrices, or that of all others.
 
-    who: the recipe, for errors. labels: those of the two. matrices, others: leaves that are claimed
-    for each, as masks; what nobody claims is told by `is_hidden_matrix`. views: how leaves are
-    seen, as each matrix of a stack counts for itself.
+    who: the recipe, for errors. labels: those of the two. matrices, others: masks of leaves for
+    each; `is_hidden_matrix` decides about the others. views: matrix views of leaves, since each
+    matrix of a stack counts separately.
     """
 
     def __init__(
@@ -86,25 +85,25 @@ class HiddenMatrices(Answers):
             if claimed:
                 raise ValueError(
                     f"{self.who} got the leaf {path!r} for {matrix} as well as for {other}; let "
-                    "one of the two patterns fit it."
+                    "one of the two patterns match it."
                 )
             return matrix
         if claimed:
             return other
         if path.isdecimal():
             raise ValueError(
-                f"{self.who} tells hidden matrices by their names, but a parameter of shape "
+                f"{self.who} assigns parameters by name, but a parameter of shape "
                 f"{tuple(leaf.shape)} has only the number {path}; pass model.named_parameters(), "
-                f"or a dict of parameters by name, or say {matrix}= and {other}= for each."
+                f"or a dict of parameters by name, or pass {matrix}= and {other}= for each."
             )
         shape = leaf.shape if self.views is None else self.views.shape(path, leaf)
         return matrix if is_hidden_matrix(path, leaf, shape) else other
 
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[HiddenMatrices, Mapping[str, Any]]]) -> None:
-        """Raise ValueError if no leaf is a matrix, or a pattern fits none.
+        """Raise ValueError if no leaf is a matrix, or a pattern matches none.
 
-        A lone tensor has no name, and may be a vector.
+        A single tensor has no name, and may be a vector.
         """
         leaves = [(own, path, p) for own, known in parts for path, p in known.items()]
         if all(path == "" for _, path, _ in leaves):
@@ -130,6 +129,6 @@ class HiddenMatrices(Answers):
             for pattern in dict.fromkeys(patterns):
                 if not any(fits(pattern, path) for path in among):
                     raise ValueError(
-                        f"the pattern {pattern!r} in {argument}= of {who} fits no {what}; there "
+                        f"the pattern {pattern!r} in {argument}= of {who} matches no {what}; there "
                         f"are {some_of(among)}."
                     )

@@ -1,4 +1,4 @@
-"""Transformations that step alone for a while, and then synchronize: their protocol."""
+"""The protocol of transformations with local steps and synchronizations."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ Settle = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class Synced(Wrapped):
-    """A transformation with local steps, and synchronizations between them; all of it pure.
+    """A pure transformation with local steps, and synchronizations between them.
 
     `init` and `update` are those of a local step. After each, a driver (`Replica`) asks:
 
-    offers(state): is it time to begin a synchronization? On the host: a bool. True until one has
-        ended.
-    offer(state, params): the tree to average over the group. None stands for a leaf that is not
-        averaged this time.
-    settles(state): is it time to end it? On the host: a bool. At once, or some steps later.
-    settle(mean, state, params, commit): the parameters and the state after it. `commit`, a bool or
-        a 0-dim tensor, is what the group has decided; with a tensor nothing is read on the host,
-        and one graph serves both answers. Nothing that it returns shares memory with anything else
-        in the two trees, so that steps in place may follow.
+    offers(state): whether to begin a synchronization, a bool on the host. True until the
+    synchronization has ended. offer(state, params): the tree to average over the group. None for a
+    leaf that is not averaged in this synchronization. settles(state): whether to end it, a bool on
+    the host; at once, or some steps later. settle(mean, state, params, commit): the parameters and
+    the state after it. `commit`, a bool or a 0-dim tensor, is the decision of the group; with a
+    tensor nothing is read on the host, and one graph serves both decisions. The returned tensors
+    share no memory with each other, so in-place steps may follow.
 
     Args:
         inner: the transformation of a local step.
         init: the first state: a NamedTuple with the fields `inner`, the state of that, and `since`,
             the local steps since the last synchronization, 0-dim int64 on the CPU.
         offers, offer, settles: as above.
-        taken, refused: `settle` for either answer. Of a mean that was refused only the structure
-            may be looked at.
-        heals_first: must a replica that joins have a peer's state before it offers anything?
+        taken, refused: `settle` for either decision. `refused` may only use the structure of the
+            mean.
+        heals_first: whether a joining replica needs a peer's state before it offers anything.
 
     Example::
 
@@ -104,33 +102,33 @@ class Synced(Wrapped):
 
 
 def advanced(state: Any, inner: Any) -> Any:
-    """The state after a local step, which left its transformation in that one."""
+    """The state after a local step, with the new state of the inner transformation."""
     return base.replaced(state, inner=inner, since=state.since + 1)
 
 
 def no_steps() -> Tensor:
-    """A count, where reading it costs nothing."""
+    """A count on the CPU, where reading it is cheap."""
     return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 def copied(values: Any) -> Any:
-    """A tree in memory of its own."""
+    """A copy of a tree."""
     return tree.map(torch.clone, values)
 
 
 def check_steps(name: str, every: Any) -> None:
-    """Raise ValueError for what is no number of steps."""
+    """Raise ValueError for an invalid number of steps."""
     if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
         raise ValueError(f"{name} synchronizes every 1 step or more, but got every={every!r}.")
 
 
 def check_alone(name: str, tx: Any, example: str) -> None:
-    """Raise for what is no transformation, or has one inside that wants to be synchronized."""
+    """Raise an error unless it is a transformation, or if it contains one with synchronizations."""
     base.check_transformation(name, tx, example)
     if _holds_synced(tx):
         raise ValueError(
-            f"{name} got local_sgd(…) or diloco(…) inside another transformation, where nobody "
-            "would synchronize it; put the others inside of it: local_sgd(chain(…), every=16)."
+            f"{name} got local_sgd(…) or diloco(…) inside another transformation, which does not "
+            "synchronize it; put the others inside it: local_sgd(chain(…), every=16)."
         )
 
 

@@ -1,4 +1,4 @@
-"""`master_weights`: parameters in bfloat16 that keep the bits which their dtype lacks."""
+"""`master_weights`: bfloat16 parameters with additional low bits in a slot."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from functional_optim.core.rule import Placement
 Kind = Literal["split16", "split8", "kahan", "stochastic"]
 
 BLOCK = 1 << 12
-"""Entries that a kernel divides at once."""
+"""Number of elements that a kernel splits at once."""
 
 PLACE = 127
-"""Of a parameter among the slots of a rule, whose random numbers are others."""
+"""The index of the parameter among the slots of a rule, for separate random numbers."""
 
 
 class Low16Slots(NamedTuple):
@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[Any, Any, torch.dtype | None]] = {
     "kahan": (Compensated(), CompensationSlots, torch.bfloat16),
     "stochastic": (Bfloat16(), None, None),
 }
-"""How each kind puts weights together, its slots, and their dtype."""
+"""For each kind the function that reassembles weights, its slots, and their dtype."""
 
 
 @factory
@@ -58,34 +58,33 @@ def master_weights(
 ) -> Leafwise:
     """Train parameters in bfloat16 as if they had more bits.
 
-    bfloat16 has 8 bits: an update below 1/512 of a weight is rounded away, and training stands
-    still. Here the rules of tx see, and step, a weight w of more bits; the parameter is w rounded,
-    and what it lacks is kept in a slot:
+    bfloat16 has 8 bits: an update below 1/512 of a weight is rounded away, and training stops
+    improving. With `master_weights`, the rules of tx see, and step, a weight w with more bits; the
+    parameter is w rounded, and a slot stores the difference:
 
-    * `"split16"`: the other 16 bits of a float32, 2 bytes. Nothing is lost: the weights are those
-      that tx would make of parameters in float32, bit by bit, given the same gradients.
-    * `"split8"`: 8 of them, 1 byte; the last 8 are rounded by chance.
+    * `"split16"`: the other 16 bits of a float32, 2 bytes. This is lossless: given the same
+    gradients, the weights are bitwise those of float32 parameters.
+    * `"split8"`: 8 of them, 1 byte; the last 8 are rounded stochastically.
     * `"kahan"`: w - p as another bfloat16, 2 bytes.
-    * `"stochastic"`: nothing. The parameter is w rounded by chance, so that small updates count in
-      the mean.
+    * `"stochastic"`: nothing. The parameter is w rounded stochastically, so that small updates
+    count in the mean.
 
-    Random numbers are a function of seed, step and place in the parameter. Parameters of float32
-    and others are stepped as without this. Gradients come as they are; float32 ones are welcome,
-    where nothing casts them to the dtype of the parameter.
+    Random numbers are a function of seed, step and place in the parameter. Parameters of other
+    dtypes are unaffected. Gradients are not cast; float32 gradients are accepted.
 
     Args:
-        tx: a transformation made of one-tensor rules. It may be whole: averages of the parameters
-            in it see w.
-        kind: what is kept.
+        tx: a transformation that consists of one-tensor rules. It may be a complete optimizer: its
+            averages of the parameters see w.
+        kind: the storage format of the low bits.
         seed: of the random numbers, in [-2⁶³, 2⁶³).
 
     State: `weight_low16`, int16, `weight_low8`, int8, or `weight_compensation`, bfloat16, in the
-    shape of the parameter, at first 0; `fo.full_weights` puts w together. Where a parameter is set
-    by hand, w is within half a step of bfloat16 of it. Where a model is brought into another dtype
-    after the first step, the slot is stale: make a new optimizer.
+    shape of the parameter, initially 0; `fo.full_weights` returns w. If you set a parameter by
+    hand, w is within half a bfloat16 step of your value. If you cast a model to another dtype after
+    the first step, the slot is stale: create a new optimizer.
 
     Raises:
-        TypeError: if tx works on whole trees, or for a seed of the wrong type.
+        TypeError: if tx does not consist of one-tensor rules, or for a seed of the wrong type.
         ValueError: for an unknown kind; from `init`, for a parameter in float16, whose bits are not
             the first ones of a float32.
 
@@ -106,9 +105,9 @@ def master_weights(
     """
     tx = made_of_rules("master_weights", tx)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(KINDS)}.")
+        raise ValueError(f"master_weights has no kind {kind!r}; pass one of {', '.join(KINDS)}.")
     if any(x.rule.storage.weight_codec is not None for x in tx.placements):
-        raise ValueError("master_weights got a recipe that has them already; use it once.")
+        raise ValueError("master_weights got a recipe that has master weights; use it once.")
     randomness.seed_tensor("master_weights", seed, torch.device("cpu"))
     cells, record, dtype = KINDS[kind]
 
@@ -131,7 +130,7 @@ def master_weights(
 
 
 def _with_wide_slots(placement: Placement) -> Placement:
-    """The same with slots in float32 for a parameter in bfloat16: they belong to its weight."""
+    """The same rule with float32 slots for a bfloat16 parameter: they belong to its weight."""
     init = placement.rule.init
     return placement if init is None else placement.initialized(partial(_wide_init, init))
 
@@ -145,7 +144,7 @@ def _as_it_is(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
 
 
 def full_weights(params: Any, state: Any) -> Any:
-    """The weights of which `master_weights` makes parameters in bfloat16.
+    """The float32 weights of parameters under `master_weights`.
 
     Args:
         params: the parameters.
@@ -153,12 +152,12 @@ def full_weights(params: Any, state: Any) -> Any:
             parameters.
 
     Returns:
-        A tree like params: float32 where the state has more bits of a parameter, else the parameter
+        A tree like params: float32 if the state has low bits of a parameter, else the parameter
         itself.
 
     Raises:
-        TypeError: for what is no state, and for leaves that are no tensors.
-        ValueError: if the state is that of other parameters.
+        TypeError: if state is not a state, or a leaf is not a tensor.
+        ValueError: if the state belongs to other parameters.
 
     Example::
 
@@ -199,7 +198,7 @@ def full_weights(params: Any, state: Any) -> Any:
             "full_weights needs the state of a transformation, or an optimizer object, but got a "
             f"{type(state).__name__}; pass full_weights(params, state)."
         )
-    advice = "pass the state of these parameters, and put flatten inside of master_weights"
+    advice = "pass the state of these parameters, and put flatten inside master_weights"
     for name in WEIGHT_SLOTS:
         for key in keys(state, name):
             slot = get(state, key)

@@ -1,4 +1,4 @@
-"""Which process computes what of the matrices that several processes share."""
+"""Assignment of matrices to processes that share them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from functional_optim.core.ownership import Owners
 def matrix_owners(
     tx: base.GradientTransformation, owners: Literal["each", "spread"] = "spread", group: Any = None
 ) -> base.GradientTransformation:
-    """Say which process computes what of the matrix rules in a transformation.
+    """Assign the matrices of the matrix rules in a transformation to processes.
 
-    Newton–Schulz and decompositions need whole matrices, and take long. Where several processes
-    have the same model, each of them would compute the same; spread, each computes about 1/n.
+    Newton–Schulz and decompositions need whole matrices, and are expensive. If several processes
+    have the same model, each would compute all matrices; with "spread", each computes about 1/n of
+    them.
 
     Args:
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
         owners: "each": every process computes all matrices, as without `matrix_owners`; DTensors
             are gathered in all of them. "spread": each matrix has one owner, the same in every step
-            with the same gradients; the most expensive go first, each to the process that has least
-            to do. The parts of a DTensor are sent to the owner, and the parts of its result back,
-            in one all_to_all each; of plain tensors all get the owner's result, in one all_gather.
-        group: a `torch.distributed` process group of those that have the same plain tensors (DDP);
-            None: the default group. DTensors (fully_shard, tensor parallelism) know theirs.
+        with the same gradients; the most expensive matrices are assigned first, each to the process
+        with the least work. The shards of a DTensor are sent to the owner, and the shards of its
+        result back, in one all_to_all each; results for plain tensors are sent to all, in one
+        all_gather.
+        group: a `torch.distributed` process group whose processes have the same plain tensors
+            (DDP);
+            None: the default group. DTensors (fully_shard, tensor parallelism) have their groups.
 
-    Sent in a step of a rule with n processes, entries of each: of a DTensor of m entries, divided
-    between all, m/n · (n − 1)/n on average there, and as many back; of a plain tensor m to all.
-    Slots of such a rule travel likewise: those like the parameter with it; all others, and with
-    plain tensors every slot, go from the owner to all, so that each process has the whole state,
-    and a checkpoint is that of a single process.
+    Elements that each of n processes sends per step of a rule: for a DTensor of m elements that is
+    sharded over all processes, m/n · (n − 1)/n on average to owners, and as many back; for a plain
+    tensor, m to all. Slots are sent, too: slots like the parameter together with it; all other
+    slots, and with plain tensors every slot, from the owner to all, so that each process has the
+    whole state, and a checkpoint is that of a single process.
 
-    Every process must step equally often, with gradients for the same parameters; if one raises,
-    the others wait until their group's timeout. A step that torch.compile traces, vmap, and a step
-    that is differentiated compute all matrices everywhere, as does a DTensor that is divided along
-    two dimensions.
+    Every process must take the same number of steps, with gradients for the same parameters; if one
+    raises an error, the others wait until their group's timeout. A step that is traced by
+    torch.compile, vmapped or differentiated computes all matrices in every process, as does a step
+    of a DTensor that is sharded along two dimensions.
 
     Raises:
-        ValueError: for another word, or without a rule that takes batches.
-        TypeError: if tx is no transformation.
-        RuntimeError: from a step, without torch.distributed's process groups, or outside of this
-            one.
+        ValueError: for unknown `owners`, or without a rule that takes batches.
+        TypeError: if tx is not a transformation.
+        RuntimeError: from a step, without torch.distributed's process groups, or outside this
+            group.
 
     Example::
 
@@ -58,7 +61,7 @@ def matrix_owners(
         raise ValueError(f"matrix_owners needs owners 'each' or 'spread', but got {owners!r}.")
     if not any(x.rule.runs.batched for x in tx.placements):
         raise ValueError(
-            "matrix_owners was given a transformation without a rule that takes batches of "
+            "matrix_owners got a transformation without a rule that takes batches of "
             "matrices; pass one such as muon(), or leave matrix_owners out."
         )
     shared = Owners(group) if owners == "spread" else None

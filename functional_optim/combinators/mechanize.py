@@ -1,4 +1,4 @@
-"""A learning rate for any transformation, found while it runs."""
+"""A learning rate tuner for any transformation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
 class MechanicSlots(NamedTuple):
     p_ref: Tensor
-    """Where training began, like p; float32 for half types."""
+    """The initial parameters, like p; float32 for half types."""
     delta: Tensor
     """Δ, the sum of the updates so far, like p; float32 for half types."""
 
@@ -33,34 +33,35 @@ def mechanize(
     s_init: numeric.Hyper = 1e-8,
     eps: numeric.Hyper = 1e-8,
 ) -> Leafwise:
-    """Scale the way that tx has gone so far: Mechanic, a tuner of learning rates.
+    """Tune the scale of the accumulated update of
 
-    tx walks with its own learning rate; the parameters are p_ref + s·Δ, where Δ is the sum of its
-    updates. s rises where gradients say that going further would have been better. Give tx the
-    schedule that it would have, relative to 1, and a learning rate of 1.
+    tx: Mechanic, a learning rate tuner. tx steps with its learning rate; the parameters are p_ref +
+    s·Δ, where Δ is the sum of its updates. s increases if gradients show that a larger displacement
+    would have been better. Use tx with its usual schedule, relative to a learning rate of 1.
 
     Args:
-        tx: a transformation made of one-tensor rules, e.g. `adamw(warmup_cosine(0.0, 1.0, ...))`.
-        s_decay: λ, how strongly the parameters are drawn back to p_ref, ≥ 0.
-        betas: decay rates of the sums from which s is found, each in (0, 1); s is the sum of one
-            part for each of them.
-        s_init: the scale to begin with, > 0, up to a factor of about 100.
-        eps: added to what divides, > 0.
+        tx: a transformation that consists of one-tensor rules, e.g. `adamw(warmup_cosine(0.0, 1.0,
+            ...))`.
+        s_decay: λ, strength of the pull back to p_ref, ≥ 0.
+        betas: decay rates of the sums that determine s, each in (0, 1); s is the sum of one part
+            for each of them.
+        s_init: the initial scale, > 0; it need only be right within a factor of about 100.
+        eps: added to divisors, > 0.
 
         Hyperparameters may also be 0-dim tensors or schedules. All defaults are the authors'.
 
-    State: that of tx; `p_ref` and `delta`, like the parameters; four numbers for each of the betas:
-    `s_0`, `v_0`, `r_0`, `m_0` and so on. They are measured over the whole tree, in an optimizer
+    State: that of tx; `p_ref` and `delta`, like the parameters; four scalars for each of the betas:
+    `s_0`, `v_0`, `r_0`, `m_0` and so on. They are computed over all parameters, in an optimizer
     object over all groups.
 
     Raises:
-        TypeError: for a transformation of whole trees.
-        ValueError: for numbers out of range, or no betas.
+        TypeError: if tx does not consist of one-tensor rules.
+        ValueError: for hyperparameters out of range, or no betas.
 
-    The authors' code, https://github.com/optimizedlearning/mechanic (4a037bc), is followed with its
-    `store_delta=True`: to find Δ from the parameters, its default, loses all digits as long as s is
-    small. Its decay uses the point to which tx alone would have gone; optax's `mechanize` differs
-    from it throughout.
+    The authors' code, https://github.com/optimizedlearning/mechanic (4a037bc), is followed with
+    `store_delta=True`: computing Δ from the parameters, its default, loses all digits while s is
+    small. Its decay uses the point that tx alone would have reached; optax's `mechanize` differs
+    from it in several ways.
 
     Paper: Cutkosky, Defazio, Mehta, "Mechanic: A Learning Rate Tuner",
     https://arxiv.org/abs/2306.00144, Algorithm 1.
@@ -80,8 +81,8 @@ def mechanize(
     base.check_transformation("mechanize", tx, "mechanize(adamw(1.0))")
     if not isinstance(tx, Leafwise):
         raise TypeError(
-            "mechanize needs a transformation made of one-tensor rules, because it compares "
-            "updates with gradients entry by entry; put transformations of whole trees around it."
+            "mechanize needs a transformation that consists of one-tensor rules: it compares "
+            "updates with gradients element by element; put other transformations around it."
         )
     if not isinstance(betas, tuple) or not betas:
         raise ValueError(f"mechanize needs a tuple of at least one beta, but got {betas!r}.")

@@ -18,18 +18,18 @@ from functional_optim.core.memory import has_address
 
 
 class HostMemory(NamedTuple):
-    """Keeps slots in the host's memory. min_size: those with as many entries, at least."""
+    """Stores slots in host memory. min_size: only slots with at least this many elements."""
 
     min_size: int
 
     def keep(self, x: Tensor) -> Tensor:
-        """A new slot where it belongs."""
+        """A new slot in its memory."""
         here = x.device.type in ("cpu", "meta") or x.numel() < self.min_size
         return x if here else x.cpu()
 
 
 class Files(NamedTuple):
-    """Keeps slots of the CPU in files of a folder, which have no names: they go with the tensors.
+    """Stores slots of the CPU in unnamed files of a folder, which are removed with the tensors.
 
     min_size: as for `HostMemory`.
     """
@@ -38,13 +38,13 @@ class Files(NamedTuple):
     min_size: int
 
     def keep(self, x: Tensor) -> Tensor:
-        """A new slot where it belongs."""
+        """A new slot in its memory."""
         if not has_address(x) or x.numel() < max(self.min_size, 1) or x.device.type != "cpu":
             return x
         handle, name = tempfile.mkstemp(dir=self.folder)
         try:
             size = x.numel() * x.element_size()
-            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process at a write
+            if hasattr(os, "posix_fallocate"):  # else a full disk ends the process at a write
                 os.posix_fallocate(handle, 0, size)
             os.ftruncate(handle, size)
             found = torch.from_file(name, shared=True, size=x.numel(), dtype=x.dtype)
@@ -58,27 +58,27 @@ class Files(NamedTuple):
 def offload(
     tx: GradientTransformation, to: str | os.PathLike[str], *, min_size: int = 4096
 ) -> Leafwise:
-    """Keep the slots of a transformation away from the memory in which the model is.
+    """Store the slots of a transformation in host memory or in files.
 
-    * `to="cpu"`: in host memory, for parameters on another device. A step brings the slots of one
-      parameter there, and takes the new ones back, before the next parameter's.
-    * `to` is a folder: in files that are mapped into memory, for parameters on the CPU and state
-      that is larger than its memory. Kernels read and write them as they do all tensors; the
-      operating system brings pages from the disk and takes them back. The files have no names, so
-      nothing is left when the process ends, however it ends. Save a state dict to keep a state.
+    * `to="cpu"`: in host memory, for parameters on another device. A step moves the slots of one
+    parameter to the device, and the new slots back, before the next parameter's.
+    * `to` is a folder: in memory-mapped files, for parameters on the CPU and state that is larger
+    than memory. Kernels read and write them like all tensors; the operating system moves pages from
+    and to the disk. The files have no names, so nothing remains when the process ends. Save a state
+    dict to keep a state.
 
-    `fo.compile` and optimizer objects step such slots in place. The pure `update` returns new ones:
-    where they were for host memory, as any other tensors for files. So is a deep copy. A process
-    that was forked shares the files, and must not step.
+    `fo.compile` and optimizer objects step such slots in place. The pure `update` returns new
+    slots: in host memory, or, for files, as ordinary tensors. So does a deep copy. A forked process
+    shares the files, and must not step.
 
     Args:
-        tx: a transformation made of one-tensor rules.
-        to: "cpu", or a folder that exists; one on a fast disk of this machine.
-        min_size: slots with fewer entries stay where they are, ≥ 0.
+        tx: a transformation that consists of one-tensor rules.
+        to: "cpu", or an existing folder on a fast local disk.
+        min_size: slots with fewer elements are not moved, ≥ 0.
 
     Raises:
-        TypeError: if tx works on whole trees, or `to` is no string or path.
-        ValueError: if there is no such folder, or nothing can be written there.
+        TypeError: if tx does not consist of one-tensor rules, or `to` is not a string or path.
+        ValueError: if the folder does not exist, or is not writable.
         OSError: from `init`, or the first step of an object, if the disk is full.
 
     Example::

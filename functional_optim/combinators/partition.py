@@ -17,26 +17,25 @@ from functional_optim.core.paths import Choice, Labels, Mask, chosen, labelled_b
 def partition(
     transforms: Mapping[str, base.GradientTransformation], labels: Labels
 ) -> base.GradientTransformation:
-    """Give each leaf the transformation of its label.
+    """Apply to each leaf the transformation of its label.
 
-    Made of one-tensor rules, a partition still is: it fuses with its neighbours in a chain, leaves
-    with the same rules share a kernel, and each leaf has the slots of its own rules only. A norm
-    that one part measures spans the leaves of that part.
+    A partition of transformations that consist of one-tensor rules consists of one-tensor rules: it
+    fuses with its neighbours in a chain, leaves with the same rules share a kernel, and each leaf
+    has only the slots of its rules. A norm in one part covers the leaves of that part.
 
     Args:
-        transforms: by label. `freeze()` for leaves that shall not move.
-        labels: a dict from path patterns to labels, of which the first that fits counts
-            (`{"*.bias": "slow", "*": "fast"}`); or a function of a leaf's path and the leaf; or a
-            tree of labels, which may be cut short: one label for a whole branch. A path is the keys
-            joined by dots, in an optimizer object the parameter's name (pass
-            `model.named_parameters()`). `*` stands for any characters, dots included, and a pattern
-            for a branch fits all leaves in it. A label may be without leaves; of a pattern other
-            than `*` that fits nothing, `init` warns once.
+        transforms: by label. Use `freeze()` for leaves to freeze.
+        labels: a dict from path patterns to labels; the first matching pattern counts (`{"*.bias":
+            "slow", "*": "fast"}`). Or a function of a leaf's path and the leaf. Or a tree of
+            labels, which may have one label for a branch. A path is the keys joined by dots, in an
+            optimizer object the parameter's name (pass `model.named_parameters()`). `*` matches any
+            characters, including dots, and a pattern for a branch matches all its leaves. A label
+            may have no leaves; if a pattern other than `*` matches nothing, `init` warns once.
 
     Raises:
         ValueError: for a label without a transformation, or none at all; from init and update, for
             a leaf without a label.
-        TypeError: if `transforms` holds something else than transformations.
+        TypeError: if `transforms` contains anything but transformations.
 
     Example::
 
@@ -68,20 +67,20 @@ def partition(
 
 @factory
 def masked(tx: base.GradientTransformation, mask: Mask) -> base.GradientTransformation:
-    """Transform the updates of some leaves; those of the others pass through **as they came**.
+    """Transform the updates of some leaves; those of the others pass **unchanged**.
 
-    Raw gradients of the others pass through, too, and would then be added to the parameters: to
-    train some leaves only, use `selective_transform` or `freeze`.
+    Raw gradients of the other leaves also pass, and would then be added to the parameters: to train
+    some leaves only, use `selective_transform` or `freeze`.
 
     Args:
         tx: a transformation.
-        mask: which leaves: a path pattern, patterns of which one must fit, a function of path and
-            leaf, or a tree of bools; see `partition`. Leaves that it does not mention are not
-            selected. A pattern that fits nothing does nothing, and `init` warns of it once.
+        mask: the leaves to transform: a path pattern, several patterns, a function of path and
+            leaf, or a tree of bools; see `partition`. Other leaves are not selected. A pattern
+            without a match does nothing, and `init` warns once.
 
     Raises:
-        ValueError: for answers other than True and False.
-        TypeError: if there is no mask, or tx is no transformation.
+        ValueError: for results other than True and False.
+        TypeError: if there is no mask, or tx is not a transformation.
 
     Example::
 
@@ -100,12 +99,12 @@ def masked(tx: base.GradientTransformation, mask: Mask) -> base.GradientTransfor
 
 @factory
 def freeze(mask: Mask = "*") -> base.GradientTransformation:
-    """Take leaves out of a whole chain: they do not move, have no state, and are not measured.
+    """Freeze leaves: they do not change, have no state, and are not measured.
 
-    Their updates are `None`, wherever in a chain this stands.
+    Their updates are `None` in the whole chain, wherever `freeze` is in it.
 
     Args:
-        mask: which leaves, as in `masked`. Default: all, for a part of a `partition`.
+        mask: the leaves to freeze, as in `masked`. Default: all, for a part of a `partition`.
 
     Example::
 
@@ -120,7 +119,7 @@ def freeze(mask: Mask = "*") -> base.GradientTransformation:
     """
     if _is_transformation(mask):
         raise TypeError(
-            "freeze takes the leaves that shall not move, e.g. freeze('*.bias'), and no "
+            "freeze takes the leaves to freeze, e.g. freeze('*.bias'), and no "
             "transformation; chain the two: chain(freeze('*.bias'), adam(1e-3))."
         )
     return _only(masked_by(mask), leafwise(None, frozen, name="freeze"))
@@ -130,11 +129,11 @@ def freeze(mask: Mask = "*") -> base.GradientTransformation:
 def selective_transform(
     tx: base.GradientTransformation, *, freeze_mask: Mask
 ) -> base.GradientTransformation:
-    """Train all leaves but those that a mask selects, which are frozen.
+    """Train all leaves except those that a mask selects, which are frozen.
 
     Args:
         tx: a transformation.
-        freeze_mask: which leaves to freeze, as in `masked`.
+        freeze_mask: the leaves to freeze, as in `masked`.
 
     Example::
 
@@ -164,6 +163,6 @@ def _only(choice: Choice, tx: Any) -> base.GradientTransformation:
         return chain(*[_only(choice, part) for part in tx.parts])
     if not isinstance(tx, base.GradientTransformation):
         raise TypeError(
-            f"a {type(tx).__name__} is no transformation; call the factory, e.g. adam(lr=1e-3)."
+            f"a {type(tx).__name__} is not a transformation; call the factory, e.g. adam(lr=1e-3)."
         )
     return on_some(lambda path, p: chosen((choice,), path, p), tx, choices=(choice,))

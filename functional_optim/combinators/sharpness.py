@@ -1,4 +1,4 @@
-"""Gradients at a worse point near by: sharpness-aware minimization around any transformation."""
+"""Sharpness-aware minimization around any transformation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
 
 GradFn = Callable[[Any], Any]
-"""From a tree of parameters to the gradients there, a tree of the same structure."""
+"""From a tree of parameters to their gradients, a tree of the same structure."""
 
 
 class SamState(NamedTuple):
-    """ascent: of the step uphill, which has a count and rho. inner: of the transformation."""
+    """ascent: state of the ascent step, which has a count and rho. inner: that of the
+    transformation."""
 
     ascent: Any
     inner: Any
 
 
 class SharpnessAware(Wrapped):
-    """A transformation made by `sam` or `asam`. ascent: the step uphill. inner: the other one."""
+    """A transformation made by `sam` or `asam`. ascent: the ascent step. inner: the wrapped
+    transformation."""
 
     ascent: Leafwise
     inner: base.GradientTransformation
@@ -74,16 +76,16 @@ def check_grad_fn(grad_fn: Any) -> None:
 def sam(
     tx: base.GradientTransformation, rho: numeric.Hyper = 0.05, eps: numeric.Hyper = 1e-12
 ) -> SharpnessAware:
-    """Take the gradient at w + rho·g / ‖g‖ instead of w: prefer minima that are flat.
+    """Take the gradient at w + rho·g / ‖g‖ instead of w, to find flat minima.
 
-    `update(grads, state, params, grad_fn=grad_fn)` calls `grad_fn` once, at the point uphill; grads
-    are those at params. A step so takes two gradients. The norm is taken over the whole tree.
+    `update(grads, state, params, grad_fn=grad_fn)` calls `grad_fn` once, after the ascent step;
+    grads are those at params. So a step takes two gradients. The norm covers all parameters.
 
     Args:
-        tx: the transformation that gets the gradients from there.
-        rho: the length of the step uphill, ≥ 0: a number, a 0-dim tensor, or a schedule. 0.05 is
-            the paper's for CIFAR-10 and ImageNet.
-        eps: added to the norm, ≥ 0. Default 1e-12, that of the implementation that most people use,
+        tx: the transformation that receives these gradients.
+        rho: the length of the ascent step, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper
+            uses 0.05 for CIFAR-10 and ImageNet.
+        eps: added to the norm, ≥ 0. Default 1e-12, as in the most common implementation,
             https://github.com/davda54/sam.
 
     State: `ascent`, a count of steps and rho; `inner`, that of tx.
@@ -92,7 +94,7 @@ def sam(
         ValueError: for a negative number.
         TypeError: from update, without a `grad_fn`.
 
-    `compile_train_step` provides `grad_fn` by itself, and `adapters.SAM` calls a closure twice.
+    `compile_train_step` provides `grad_fn`, and `adapters.SAM` calls a closure twice.
     Statistics of batch norm are updated at both points.
 
     Paper: Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-Aware Minimization for Efficiently
@@ -125,14 +127,14 @@ def asam(
     eta: numeric.Hyper = 0.01,
     eps: numeric.Hyper = 1e-16,
 ) -> SharpnessAware:
-    """`sam` with a step uphill in proportion to each weight's size: ASAM.
+    """`sam` with an ascent step in proportion to each weight's size: ASAM.
 
     The gradient is taken at w + rho·T²g / ‖T g‖, where T = |w| + eta. Rescaling a layer then does
     not change what counts as flat.
 
     Args:
-        tx: the transformation that gets the gradients from there.
-        rho: the length of the step uphill, in units of the weights, ≥ 0. Default: the authors'.
+        tx: the transformation that receives these gradients.
+        rho: the length of the ascent step, in units of the weights, ≥ 0. Default: the authors'.
         eta: added to a weight's size, ≥ 0. Default: the authors'.
         eps: added to the norm, ≥ 0.
 
@@ -145,7 +147,7 @@ def asam(
         TypeError: from update, without a `grad_fn`; from init, for a complex parameter.
 
     The authors' code, https://github.com/SamsungLabs/ASAM, has T = 1 for parameters that are not
-    called weight; here all are treated alike.
+    called weight; here all parameters are treated in the same way.
 
     Paper: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant
     Learning of Deep Neural Networks", https://arxiv.org/abs/2102.11600, Algorithm 1.

@@ -1,4 +1,4 @@
-"""`stored`: slots in 16, 8 or 4 bits, whatever the rule; `slot_dtypes`: in another dtype."""
+"""`stored`: slots in 16, 8 or 4 bits for any rule; `slot_dtypes`: slots in another dtype."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from functional_optim.core.paths import Mask, chosen, fits, masked_by
 from functional_optim.core.rule import Placement, Rule
 
 Kind = str | torch.dtype
-"""How a slot is stored: one of `KINDS`, or torch's dtype of that name."""
+"""The storage format of a slot: one of `KINDS`, or torch's dtype of that name."""
 
 KINDS = ("int8", "int4", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 LARGEST_BLOCK = 1 << 12
-"""Kernels go over that many entries at once."""
+"""Number of elements that kernels process at once."""
 
 FORGETFUL = 0.995
-"""Above this decay rate an average in bfloat16 that is rounded to the nearest never falls: what it
-loses in a step is less than half the distance to the next number."""
+"""Above this decay rate an average in bfloat16 with rounding to nearest never decreases: its change
+in a step is less than half the distance to the next value."""
 
 PROBE = (48, 80)
-"""The shape of a tensor by which slots are told that have the shape of theirs."""
+"""The shape of a probe tensor, to find slots of the parameter's shape."""
 
 
 class Packs:
-    """Which leaves are packed: those with enough real entries that are also chosen.
+    """Selects the leaves to pack.
 
-    min_size: the least number of entries. where: a mask; None: the matrices of hidden layers.
+    min_size: minimum number of real elements. where: a mask; None: the matrices of hidden layers.
     """
 
     def __init__(self, min_size: int, where: Mask | None) -> None:
@@ -49,7 +49,7 @@ class Packs:
         return not self.left_out(path, p)
 
     def left_out(self, path: str, p: Tensor) -> str:
-        """Why a leaf is not packed; empty for one that is."""
+        """Why a leaf is not packed; empty if it is."""
         if p.is_complex():
             return "complex"
         if p.numel() < self.min_size:
@@ -71,46 +71,48 @@ def stored(
 ) -> Leafwise:
     """Store slots in fewer bits; rules compute in float32 as before.
 
-    Of one slot a parameter takes 1 byte in int8 and float8, half a byte in int4, 2 in bfloat16, and
-    4 for each block of 8- or 4-bit codes. They are unpacked and packed again in the kernel of the
-    step, a few thousand entries at a time, so that a slot is nowhere as a whole in float32.
+    A slot takes 1 byte per element in int8 and float8, half a byte in int4, 2 in bfloat16, and 4
+    for each block of 8- or 4-bit codes. The kernel of the step unpacks and packs a few thousand
+    elements at a time, so a whole slot is never in float32.
 
-    * `"int8"`, `"int4"`: the first bits of 1 + |x| / s, where s belongs to a block: 16 codes an
-      octave (int4: 2). Slots that are never negative, such as second moments, have no sign, and
-      what is above 0 is never stored as 0: m / (√0 + ε) would be a step without bounds.
+    * `"int8"`, `"int4"`: the first bits of 1 + |x| / s, where s is the scale of a block: 16 codes
+    per octave (int4: 2). Slots that are never negative, such as second moments, have no sign, and
+    positive values are never stored as 0: m / (√0 + ε) would be unbounded.
     * `"float8_e4m3fn"`, `"float8_e5m2"`: torch's dtypes, scaled by block.
     * `"bfloat16"`: the first 16 bits, without blocks, in the shape of the parameter.
 
-    Rounding is stochastic, by random numbers that are a function of seed, step and place: what a
-    step changes by less than a code is kept in the mean, and a resumed run is bitwise the same.
+    Rounding is stochastic; random numbers are a function of seed, step and place. So changes
+    smaller than a code are preserved on average, and a resumed run is bitwise equal.
 
     Args:
-        tx: a transformation made of one-tensor rules.
-        storage: the kind for every slot that has the parameter's shape, except weights (averages
-            and copies of parameters). Or a dict from patterns of slot names to kinds, for the slots
-            that a pattern fits; the first such pattern counts:
-            `{"exp_avg": "int8", "*_basis": "bfloat16"}`.
-        block_size: entries that share a scale, a power of two from 16 to 4096. 256 is that of
-            bitsandbytes (https://arxiv.org/abs/2110.02861).
-        min_size: parameters with fewer entries keep full slots, ≥ 0. 4096 is that of bitsandbytes.
-        seed: of the random numbers, in [-2⁶³, 2⁶³). None: round to the nearest.
+        tx: a transformation that consists of one-tensor rules.
+        storage: the format for every slot of the parameter's shape, except weights (averages and
+            copies of parameters). Or a dict from patterns of slot names to formats, for the
+            matching slots; the first matching pattern counts: `{"exp_avg": "int8", "*_basis":
+            "bfloat16"}`.
+        block_size: number of elements that share a scale, a power of two from 16 to 4096. Default
+            256, as in bitsandbytes (https://arxiv.org/abs/2110.02861).
+        min_size: parameters with fewer elements keep full slots, ≥ 0. Default 4096, as in
+            bitsandbytes.
+        seed: of the random numbers, in [-2⁶³, 2⁶³). None: round to nearest.
         where: the parameters whose slots are packed, as in `masked`: patterns of paths, a
-            predicate, or a tree. None: the matrices of hidden layers, that is, no embeddings,
-            heads, norms or biases, as far as their names tell.
+            predicate, or a tree. None: the matrices of hidden layers, recognized by their names: no
+            embeddings, heads, norms or biases.
 
-    State: a packed slot bears the name of how it is stored. `exp_avg.int8` (`uint8` for a slot that
-    is never negative), of shape (blocks, block_size), for int4 half as wide, and `exp_avg.scale`,
-    float32 of shape (blocks,); `exp_avg.bfloat16` alone, in the shape of the slot. Of a leaf that
-    is not packed, `exp_avg` as without this. What is not finite is NaN. Of a DTensor each process
-    packs its own part, and the grid of the parts stands before the blocks in the shape; its slots
-    of other shapes are not packed. Checkpoints of all kinds, and of full precision, load into each
-    other.
+    State: the name of a packed slot contains its format: `exp_avg.int8` (`uint8` for a slot that is
+    never negative), of shape (blocks, block_size), for int4 half as wide, and `exp_avg.scale`,
+    float32 of shape (blocks,); or only `exp_avg.bfloat16`, in the shape of the slot. Leaves that
+    are not packed have `exp_avg`. Values that are not finite become NaN. Each process packs its
+    shard of a DTensor, and the shape has the grid of shards before the blocks; slots of other
+    shapes are not packed. Checkpoints of all formats, and of full precision, load into each other.
 
     Raises:
-        TypeError: if tx works on whole trees, or if storage or seed has the wrong type.
-        ValueError: for an unknown kind, a pattern that fits no slot, weights in 8 bits or fewer, or
-            a size out of range. Also for second moments and averages of weights in bfloat16 that
-            are rounded to the nearest with a decay rate above 0.995: they would stand still.
+        TypeError: if tx does not consist of one-tensor rules, or if storage or seed has the wrong
+            type.
+        ValueError: for an unknown format, a pattern that matches no slot, weights in 8 bits or
+            fewer, or a size out of range. Also for second moments and averages of weights in
+            bfloat16 with rounding to nearest and a decay rate above 0.995: they would stop
+            changing.
 
     Example::
 
@@ -139,7 +141,7 @@ def stored(
     packs = Packs(min_size, where)
     placements: list[Placement] = []
     for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True)):
-        # no two rules round by the same numbers
+        # rules have different random numbers
         own = None if seed is None else randomness.signed(seed + i * randomness.GOLDEN)
         placements.append(_packed(placement, names, patterns, explicit, packs, block_size, own))
     return Leafwise(tuple(placements))
@@ -147,21 +149,21 @@ def stored(
 
 @factory
 def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
-    """Keep slots in other dtypes than the rules choose: half the memory, or more precision.
+    """Store slots in other dtypes: half the memory, or more precision.
 
-    The plain case of `stored`: for all leaves, without codes or random numbers. Rules compute as
-    before, in float32 or wider; a slot is rounded to the nearest when it is stored.
+    This is the simple case of `stored`: for all leaves, without codes or random numbers. Rules
+    compute as before, in float32 or wider; a slot is rounded to nearest when it is stored.
 
     Args:
-        tx: a transformation made of one-tensor rules.
+        tx: a transformation that consists of one-tensor rules.
         dtypes: by slot name, for the real slots of real parameters. optax's `mu_dtype` of adam is
             `exp_avg` here.
 
     Raises:
-        TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
+        TypeError: if tx does not consist of one-tensor rules, or a dtype is not floating-point.
         ValueError: for a slot that tx does not have, weights in 8 bits, and second moments and
-            averages of weights in bfloat16 with a decay rate above 0.995, which would stand still;
-            `stored` keeps these.
+            averages of weights in bfloat16 with a decay rate above 0.995, which would stop
+            changing; use `stored` for these.
 
     Example::
 
@@ -190,10 +192,10 @@ def _kind(kind: Any) -> str:
     name = str(kind).removeprefix("torch.") if isinstance(kind, torch.dtype) else kind
     if not isinstance(name, str):
         raise TypeError(
-            f"stored needs a kind of storage, but got {kind!r}; pass one of {', '.join(KINDS)}."
+            f"stored needs a storage format, but got {kind!r}; pass one of {', '.join(KINDS)}."
         )
     if name not in KINDS:
-        raise ValueError(f"stored knows no storage {name!r}; pass one of {', '.join(KINDS)}.")
+        raise ValueError(f"stored does not support {name!r}; choose one of {', '.join(KINDS)}.")
     return name
 
 
@@ -205,8 +207,8 @@ def _check_fit(tx: Leafwise, patterns: list[str]) -> None:
     for pattern in patterns:
         if not any(fits(pattern, key) for key in keys):
             raise ValueError(
-                f"stored got the pattern {pattern!r}, which fits no slot; the transformation has "
-                f"{', '.join(keys) or 'none'}."
+                f"stored got the pattern {pattern!r}, which matches no slot; the transformation "
+                f"has {', '.join(keys) or 'none'}."
             )
 
 
@@ -219,12 +221,12 @@ def _packed(
     block: int,
     seed: int | None,
 ) -> Placement:
-    """A rule whose slots are packed, as far as patterns fit."""
+    """A rule whose slots are packed if a pattern matches them."""
     rule = placement.rule
     storage = rule.storage
     if storage.packs is not None and any(fits(x, name) for x, _ in patterns for name in names):
         raise ValueError(
-            f"stored got a recipe in which stored has packed {placement.name} already; use one, "
+            f"stored got a recipe in which stored has already packed {placement.name}; use one, "
             'with a dict of patterns for several kinds, e.g. {"exp_avg": "int8", "*": "bfloat16"}.'
         )
     if not storage.fields or storage.codecs or storage.weight_codec is not None:
@@ -253,7 +255,7 @@ def _cells(kind: str, signed: bool) -> Any:
 def _in_dtypes(
     placement: Placement, names: tuple[str, ...], dtypes: dict[str, torch.dtype]
 ) -> Placement:
-    """A rule whose slots are made in other dtypes, in which they then stay."""
+    """A rule whose slots are created, and stay, in other dtypes."""
     own = [dtypes.get(name) for name in names]
     if not any(own):
         return placement
@@ -280,11 +282,11 @@ def _in_dtypes(
 
 
 def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
-    """Raise ValueError for a slot that would be spoiled."""
+    """Raise ValueError for a slot that would lose too much precision."""
     if field in rule.storage.weights and kind.startswith(("int", "float8")):
         raise ValueError(
             f"{who} cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
-            "which 8 bits would spoil; leave it out, or store it in bfloat16."
+            "for which 8 bits are too few; leave it out, or store it in bfloat16."
         )
     moments = MOMENTS if field in rule.storage.nonnegative else ()
     decays = ("decay",) if field in rule.storage.weights else moments
@@ -292,8 +294,8 @@ def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: in
     if seed is None and kind == "bfloat16" and max(rates, default=0.0) > FORGETFUL:
         still = "stand still" if field in rule.storage.weights else "never fall"
         raise ValueError(
-            f"{who} cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
-            f"{max(rates):g} it would {still}. Use stored with a seed, which rounds by chance, "
+            f"{who} cannot keep {name} in bfloat16 with rounding to nearest: with a decay rate of "
+            f"{max(rates):g} it would {still}. Use stored with a seed, to round stochastically, "
             f"or a rate of at most {FORGETFUL}."
         )
 

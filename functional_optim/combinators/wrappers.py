@@ -27,18 +27,18 @@ class LookaheadSlots(NamedTuple):
 def lookahead(
     tx: base.GradientTransformation, sync_period: int = 6, slow_step_size: numeric.Hyper = 0.5
 ) -> base.GradientTransformation:
-    """Let tx run ahead for some steps, then go back to a point on the way.
+    """Step with tx, and periodically return toward slow weights.
 
     Args:
         tx: the fast optimizer.
-        sync_period: k, steps between two synchronizations, ≥ 1. Default: that of optax's examples.
+        sync_period: k, steps between two synchronizations, ≥ 1. Default: as in optax's examples.
         slow_step_size: α in φ ← φ + α (θ − φ), in [0, 1]: a number, a 0-dim tensor, or a schedule.
             0.5 is the paper's.
 
     State: that of tx, and `slow_params`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Paper: Zhang, Lucas, Hinton, Ba, "Lookahead Optimizer: k steps forward, 1 step back",
     https://arxiv.org/abs/1907.08610, Algorithm 1.
@@ -82,10 +82,10 @@ def lookahead(
 
 @factory
 def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
-    """Show a transformation all leaves as one vector.
+    """Pass all leaves to a transformation as one vector.
 
-    What is measured for each leaf is then measured for all of them together. For speed it is not
-    needed here: small tensors share a kernel's call anyway.
+    Measurements per leaf then cover all leaves together. It is not needed for speed: small tensors
+    share a kernel call anyway.
 
     Args:
         tx: a transformation.
@@ -121,22 +121,22 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
 
 @factory
 def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.GradientTransformation:
-    """Say that the tree is one process's part of a larger one: measure the whole of it.
+    """Declare that the tree is one process's part of a sharded model.
 
-    What transforms measure (norms, counts of NaNs, what `monitor` keeps) is then summed over the
-    processes of a group: a global norm is that of the whole model, and gates decide alike
-    everywhere. All else stays local. It is for plain tensors that are divided between processes,
-    each in one process only: FullyShardedDataParallel (FSDP1), ZeroRedundancyOptimizer, or your own
-    pipeline. DTensors (fully_shard, tensor parallelism) need nothing, nor do copies (DDP): in these
-    the sum would be too large.
+    Measurements (norms, counts of NaNs, those of `monitor`) are then summed over the processes of a
+    group: a global norm covers the whole model, and gates make the same decision in all processes.
+    Everything else stays local. Use it for plain tensors that are sharded over processes, each in
+    one process only: FullyShardedDataParallel (FSDP1), ZeroRedundancyOptimizer, or a custom
+    pipeline. Do not use it for DTensors (fully_shard, tensor parallelism), which need nothing, or
+    copies (DDP), for which the sum would be too large.
 
-    Every step makes one all_reduce of a few numbers for each transform that measures. A process
-    without parameters, or without gradients for them, takes part with zeros. So every process
-    must step equally often; if one raises, the others wait until their group's timeout. In a step
-    that torch.compile traces, every process needs a gradient: a sum that nobody reads is dropped.
+    Every step performs one all_reduce of a few scalars for each transform that measures. A process
+    without parameters, or without gradients for them, contributes zeros. So every process must take
+    the same number of steps; if one raises an error, the others wait until their group's timeout.
+    In a step that torch.compile traces, every process needs a gradient: an unused sum is dropped.
 
     Args:
-        tx: a transformation made of one-tensor rules, or a chain of such.
+        tx: a transformation that consists of one-tensor rules, or a chain of such.
         group: a `torch.distributed` process group; None: the default group, at the step. Nested
             calls sum over each of their groups.
 
@@ -145,12 +145,13 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
         torch.func.grad (the gradient of a sum is summed, too), in torch.compile, in `fo.compile`,
         and in the optimizer object.
 
-    Extra arguments, such as a loss, are not summed: pass the same number in all processes.
+    Extra arguments, such as a loss, are not summed: pass the same value in all processes.
 
     Raises:
-        TypeError: for a part that is not made of one-tensor rules: it measures by itself.
+        TypeError: for a part that does not consist of one-tensor rules: its measurements cannot be
+            summed.
         ValueError: from init, for a DTensor that a transform measures.
-        RuntimeError: from update, without a process group, or from outside of it.
+        RuntimeError: from update, without a process group, or outside it.
 
     Example::
 
@@ -168,8 +169,8 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
         return chain(*[sharded_over(part, group) for part in tx.parts])
     if not isinstance(tx, Leafwise):
         raise TypeError(
-            "sharded_over takes what is made of one-tensor rules, but got a transformation of "
-            "whole trees; put sharded_over around the rules inside of it, or beside it: "
+            "sharded_over takes transformations that consist of one-tensor rules, but got another "
+            "one; put sharded_over around the rules inside it, or next to it: "
             "chain(add_noise(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
         )
     return Leafwise(tuple([x.summed_over(*x.reduce_groups, group) for x in tx.placements]))
@@ -177,7 +178,7 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
 
 class WithScheduleState(NamedTuple):
     """step: 0-dim int64, finished steps. hyper: the last values, for reading. inner: the recipe's
-    own state."""
+    state."""
 
     step: Tensor
     hyper: dict[str, Any]
@@ -188,15 +189,15 @@ class WithScheduleState(NamedTuple):
 def with_schedule(
     recipe: Callable[..., base.GradientTransformation], **hyperparameters: Any
 ) -> base.GradientTransformation:
-    """A recipe called again at every step, with the values that schedules have there.
+    """Call a recipe at every step with the current values of schedules.
 
-    Most hyperparameters take a schedule as it is: `fo.adamw(lr=schedule)`. This is for recipes that
-    compute with their arguments.
+    Most hyperparameters accept a schedule directly: `fo.adamw(lr=schedule)`. Use this for recipes
+    that compute with their arguments.
 
     Args:
         recipe: a function from hyperparameters to a transformation.
-        hyperparameters: for the recipe. Schedules, floats and 0-dim tensors, or tuples of them,
-            reach it as 0-dim float64 tensors; anything else, ints too, as it is.
+        hyperparameters: for the recipe. Schedules, floats and 0-dim tensors, or tuples of them, are
+            passed as 0-dim float64 tensors; everything else, also ints, unchanged.
 
     State: `hyper`, a dict of 0-dim float64 tensors: the values of the last step.
 

@@ -1,11 +1,11 @@
 """Schedules: pure functions from the number of finished steps to a number.
 
-Each works on a Python number, which gives a Python float, and on a 0-dim tensor, which gives one:
-so it can be called from a training loop, inside a compiled step, or under vmap. Values are computed
-in float64. Pass one wherever a hyperparameter is asked for.
+For a Python number a schedule returns a Python float, for a 0-dim tensor a 0-dim tensor: so you can
+call it from a training loop, inside a compiled step, or under vmap. Values are computed in float64.
+Pass a schedule for any hyperparameter.
 
-The numbers that make a schedule may be 0-dim tensors, too: to differentiate with respect to a
-value, or to vmap over values and lengths.
+The arguments of a schedule may be 0-dim tensors, too: to differentiate with respect to a value, or
+to vmap over values and lengths.
 
 Example::
 

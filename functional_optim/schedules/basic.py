@@ -1,4 +1,4 @@
-"""One formula from the first step to the last."""
+"""Schedules of one formula."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def polynomial(
     transition_steps: Number,
     transition_begin: Number = 0,
 ) -> Schedule:
-    """From init_value to end_value, where the distance that is left falls as (1 − x)^power.
+    """From init_value to end_value; the remaining difference decreases as (1 − x)^power.
 
     Args:
         init_value: value up to step `transition_begin`.
         end_value: value from step `transition_begin + transition_steps` on.
         power: > 0. 1 is a straight line; above 1 it starts steep and ends flat.
-        transition_steps: length of the way in steps, ≥ 1.
+        transition_steps: length of the transition in steps, ≥ 1.
         transition_begin: steps before it starts, ≥ 0.
 
     Raises:
@@ -99,13 +99,13 @@ def cosine_decay(
 ) -> Schedule:
     """Half a cosine from init_value down to `alpha * init_value`, constant afterwards.
 
-    `cosine` is another name for it.
+    `cosine` is an alias.
 
     Args:
         init_value: value at step 0.
-        decay_steps: length of the descent in steps, ≥ 1.
+        decay_steps: length of the decay in steps, ≥ 1.
         alpha: the last value as a fraction of the first. 0 by default, as in optax.
-        exponent: power of the half cosine, > 0. Above 1 it falls earlier. 1 by default.
+        exponent: power of the half cosine, > 0. Above 1 it decreases earlier. 1 by default.
 
     Raises:
         ValueError: if decay_steps is below 1, or the exponent not positive.
@@ -130,7 +130,7 @@ def cosine_decay(
 
 
 def cosine_left(n: Any, steps: Any, exponent: Any) -> Any:
-    """What is left of a descent after n of its steps, from 1 to 0."""
+    """The remaining fraction of a decay after n steps, from 1 to 0."""
     return numeric.power(half_cosine(share(n, steps)), exponent)
 
 
@@ -147,12 +147,11 @@ def exponential_decay(
 
     Args:
         init_value: value up to step `transition_begin`.
-        transition_steps: in how many steps the value is multiplied by `decay_rate`, ≥ 1.
+        transition_steps: number of steps for a factor of `decay_rate`, ≥ 1.
         decay_rate: factor, > 0.
         transition_begin: steps before it starts, ≥ 0.
         staircase: multiply at the end of each `transition_steps` steps; otherwise evenly.
-        end_value: where to stop: a lower bound if the rate is below 1, else an upper one. None: no
-            bound.
+        end_value: a lower bound if the rate is below 1, else an upper one. None: no bound.
 
     Raises:
         ValueError: if the rate or a number of steps is out of range.

@@ -1,4 +1,4 @@
-"""From torch's schedulers, which are objects that write to an optimizer, to functions."""
+"""Conversion of torch's schedulers to functions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def from_torch(scheduler: torchs.LRScheduler, group: int = 0) -> Schedule:
     """The learning rate of one parameter group under a scheduler of torch, as a schedule.
 
     `schedule(k)` is the rate after k calls of `scheduler.step()` since the scheduler was new.
-    Settings alone are read, from the scheduler and, where it keeps them there, from the
-    optimizer: how far it has come does not matter, and it is not changed. It starts from the rate
-    that torch keeps as the group's `initial_lr`.
+    Only settings are read, from the scheduler and, if it stores them there, from the optimizer: its
+    progress does not matter, and it is not changed. The schedule starts from the group's
+    `initial_lr`.
 
     Args:
         scheduler: a LambdaLR, StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR,
@@ -33,17 +33,17 @@ def from_torch(scheduler: torchs.LRScheduler, group: int = 0) -> Schedule:
             `torch.optim.lr_scheduler`; a SequentialLR of those; or a ChainedScheduler of those that
             multiply the rate: StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR and
             PolynomialLR.
-        group: which of the optimizer's parameter groups.
+        group: index of the optimizer's parameter group.
 
     Returns:
-        A schedule that equals torch's to rounding: where torch multiplies the last rate by a
-        factor, ours is worked out from the step alone. After the last step of a OneCycleLR the
-        rate stays, where torch raises. The functions of a LambdaLR or a CyclicLR are called with
+        A schedule that equals torch's up to rounding: torch multiplies the last rate by a factor,
+        and the schedule computes it from the step. After the last step of a OneCycleLR the rate is
+        constant; torch raises an error. The functions of a LambdaLR or a CyclicLR are called with
         ints for Python numbers, and with tensors in a compiled or vmapped step.
 
     Raises:
-        TypeError: for another scheduler: it says what to do instead.
-        ValueError: if there is no such group, or the scheduler's settings make no schedule.
+        TypeError: for another scheduler; the message says what to do instead.
+        ValueError: if the group does not exist, or the scheduler's settings are invalid.
 
     Example::
 
@@ -58,7 +58,7 @@ def from_torch(scheduler: torchs.LRScheduler, group: int = 0) -> Schedule:
     bases = _bases(scheduler)
     if not 0 <= group < len(bases):
         raise ValueError(
-            f"from_torch needs a group from 0 to {len(bases) - 1}, which the scheduler has, but "
+            f"from_torch needs a group from 0 to {len(bases) - 1} of the scheduler, but "
             f"got {group}."
         )
     return convert(scheduler, _value(bases[group]), group)
@@ -71,20 +71,20 @@ def _bases(scheduler: Any) -> list[Any]:
 
 
 def _value(x: Any) -> Number:
-    """A number of a scheduler, apart from what torch may write to it."""
+    """A copy of a number of a scheduler, which torch may overwrite."""
     return x.detach().clone() if isinstance(x, Tensor) else x
 
 
 def _converter(scheduler: Any) -> Callable[[Any, Number, int], Schedule]:
-    """What converts a scheduler; raises TypeError if nothing does."""
+    """The converter of a scheduler; raises TypeError if there is none."""
     name = type(scheduler).__name__
     found = _CONVERTERS.get(type(scheduler))
     if found is not None:
         return found
     if isinstance(scheduler, torchs.ReduceLROnPlateau):
         raise TypeError(
-            f"from_torch cannot convert {name}, which follows the loss and is no function of the "
-            "step; put the transform reduce_on_plateau into the chain."
+            f"from_torch cannot convert {name}, which depends on the loss and is not a function of "
+            "the step; put the transform reduce_on_plateau into the chain."
         )
     if isinstance(scheduler, torchs.MultiplicativeLR):
         raise TypeError(
@@ -93,7 +93,7 @@ def _converter(scheduler: Any) -> Callable[[Any, Number, int], Schedule]:
         )
     known = ", ".join(kind.__name__ for kind in _CONVERTERS)
     raise TypeError(
-        f"from_torch cannot convert a {name}; it knows {known}. Write the rate as a function of "
+        f"from_torch cannot convert a {name}; it converts {known}. Write the rate as a function of "
         "the number of finished steps, and use that as the schedule."
     )
 
@@ -177,7 +177,7 @@ def _restarting(first: int, growth: int, n: Any, base: Any, end: Any) -> Any:
     if growth > 1:
         cycles = numeric.log(1 + cycles * (growth - 1)) / math.log(growth)
     cycle = numeric.floor(cycles)
-    if growth > 1:  # a logarithm may end just beside a whole number
+    if growth > 1:  # a logarithm may be slightly off an integer
         cycle = numeric.where(n < start(cycle), cycle - 1, cycle)
         cycle = numeric.where(n < start(cycle + 1), cycle, cycle + 1)
     x = (n - start(cycle)) / (first * numeric.power(growth, cycle))
@@ -247,7 +247,7 @@ def _sequential(scheduler: torchs.SequentialLR, base: Number, group: int) -> Sch
             )
         convert, start = _converter(part), part.base_lrs[group]
         if not parts and type(part) in (*_MULTIPLY, torchs.CosineAnnealingLR):
-            # the first goes on from this rate, which a OneCycleLR among the others has changed
+            # the first continues from this rate, which a OneCycleLR among the others has changed
             start = scheduler.optimizer.param_groups[group]["initial_lr"]
         parts.append(convert(part, _value(start), group))
     return join(parts, scheduler._milestones)
@@ -261,7 +261,7 @@ def _chained(scheduler: torchs.ChainedScheduler, base: Number, group: int) -> Sc
             raise TypeError(
                 f"from_torch cannot convert a ChainedScheduler with a {type(part).__name__} inside,"
                 f" only one of {known}, which multiply the rate. Convert the parts, and write a "
-                "function of the step that puts them together."
+                "function of the step that combines them."
             )
         factors.append(_converter(part)(part, 1.0, group))
     return of_step(partial(_product, tuple(factors)), base)
@@ -272,7 +272,7 @@ def _product(factors: tuple[Schedule, ...], n: Any, base: Any) -> Any:
 
 
 def _whole(n: Any) -> Any:
-    """A count as torch gives it to a user's function: an int, where that is what it is."""
+    """A count as torch passes it to a user's function: an int for Python numbers."""
     return int(n) if isinstance(n, float) and n.is_integer() else n
 
 

@@ -1,4 +1,4 @@
-"""One cycle, and several."""
+"""Schedules of one or several cycles."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ def linear_onecycle(
     div_factor: Number = 25.0,
     final_div_factor: Number = 1e4,
 ) -> Schedule:
-    """Three lines: up to peak_value, back down, and on to nearly nothing.
+    """Linear: up to peak_value, back down, and further down to almost zero.
 
     Args:
         transition_steps: length of the cycle in steps, ≥ 1.
         peak_value: the largest value.
-        pct_start: which part of the cycle leads up, in [0, 1]. Default 0.3, optax's and torch's.
-        pct_final: at which part of the cycle the second line ends, in [pct_start, 1]. Default
+        pct_start: fraction of the cycle that increases, in [0, 1]. Default 0.3, optax's and
+            torch's.
+        pct_final: fraction of the cycle at which the second line ends, in [pct_start, 1]. Default
             0.85, optax's.
         div_factor: peak_value over the first value, > 0. Default 25, optax's and torch's.
         final_div_factor: the first value over the last one, > 0. Default 1e4, optax's and torch's.
 
-        Lines end at whole steps: what `pct * transition_steps` has after the point is dropped.
+        Lines end at integer steps: `pct * transition_steps` is rounded down.
 
     Raises:
         ValueError: for a number out of range.
@@ -74,13 +75,13 @@ def cosine_onecycle(
     div_factor: Number = 25.0,
     final_div_factor: Number = 1e4,
 ) -> Schedule:
-    """Two half cosines: up to peak_value, and down to nearly nothing.
+    """Two half cosines: up to peak_value, and down to almost zero.
 
     Args:
         transition_steps: length of the cycle in steps, ≥ 1.
         peak_value: the largest value.
-        pct_start: which part of the cycle leads up, in [0, 1]; its end is rounded down to a whole
-            step. Default 0.3, optax's and torch's.
+        pct_start: fraction of the cycle that increases, in [0, 1]; its end is rounded down to an
+            integer step. Default 0.3, optax's and torch's.
         div_factor: peak_value over the first value, > 0. Default 25, optax's and torch's.
         final_div_factor: the first value over the last one, > 0. Default 1e4, optax's and torch's.
 
@@ -115,10 +116,10 @@ def sgdr(cosine_kwargs: Iterable[Mapping[str, Number]]) -> Schedule:
 
     Args:
         cosine_kwargs: the arguments of `warmup_cosine_decay` for each cycle. Its `decay_steps` is
-            the length of the cycle, its warm-up included. The last cycle stays at its end.
+            the length of the cycle, its warm-up included. The last cycle stays at its final value.
 
     Raises:
-        TypeError: if a cycle lacks an argument, or has one that there is not.
+        TypeError: if a cycle lacks an argument, or has an unknown one.
         ValueError: if there is no cycle, or a number of steps is out of range.
 
     Paper: Loshchilov, Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts",

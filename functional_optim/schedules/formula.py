@@ -1,4 +1,4 @@
-"""How a formula becomes a schedule, and the checks that schedules share."""
+"""Schedules from formulas, and checks that schedules share."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def of_step(formula: Callable[..., Any], *numbers: Number) -> Schedule:
 
 
 def share(n: Any, steps: Any) -> Any:
-    """Which part of `steps` n steps are, within [0, 1]."""
+    """n as a fraction of `steps`, clamped to [0, 1]."""
     return numeric.clip(n / numeric.where(steps > 0, steps, 1.0), 0.0, 1.0)
 
 
 def half_cosine(x: Any) -> Any:
-    """From 1 at x = 0 down to 0 at x = 1, level at both ends."""
+    """From 1 at x = 0 down to 0 at x = 1, flat at both ends."""
     return 0.5 * (1 + numeric.cos(math.pi * x))
 
 
@@ -47,24 +47,24 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "cosine": lambda x: 1 - half_cosine(x),
     "1-sqrt": numeric.sqrt,
 }
-"""Ways from 0 to 1. On the last one the distance that is left is 1 − √x."""
+"""Transitions from 0 to 1. For the last one, the remaining distance is 1 − √x."""
 
 
 def way(name: str, kind: str, known: tuple[str, ...]) -> Callable[[Any], Any]:
-    """A way from 0 to 1 by its name."""
+    """A transition from 0 to 1 by its name."""
     check_kind(name, kind, known)
     return WAYS[kind]
 
 
 def check_kind(name: str, kind: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError for a word that is not one of those known."""
+    """Raise ValueError for an unknown kind."""
     if kind not in known:
         words = " or ".join([", ".join(map(repr, known[:-1])), repr(known[-1])])
-        raise ValueError(f"{name} knows the kinds {words}, but got {kind!r}.")
+        raise ValueError(f"{name} has the kinds {words}, but got {kind!r}.")
 
 
 def check_schedule(name: str, schedule: Any) -> None:
-    """Raise TypeError for what cannot be called."""
+    """Raise TypeError unless it is callable."""
     if not callable(schedule):
         raise TypeError(
             f"{name} takes schedules, functions of the step count, but got {schedule!r}; use "

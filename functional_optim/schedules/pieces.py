@@ -15,7 +15,7 @@ from functional_optim.schedules.formula import check_schedule, of_step, way
 
 @factory
 def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedule:
-    """One schedule after the other; each counts its own steps from 0.
+    """One schedule after the other; each counts its steps from 0.
 
     Args:
         schedules: functions of the number of finished steps, at least one.
@@ -99,11 +99,11 @@ def piecewise_interpolate(
     Args:
         interpolate_type: "linear" or "cosine".
         init_value: value at step 0.
-        boundaries_and_scales: from the step, ≥ 0, to the factor, ≥ 0, that the value there has
-            over the value at the boundary before. None: no boundaries.
+        boundaries_and_scales: from the step, ≥ 0, to the factor, ≥ 0, of the value at that boundary
+            over the value at the previous one. None: no boundaries.
 
     Raises:
-        ValueError: for another type, or if a boundary or a scale is negative.
+        ValueError: for an unknown type, or if a boundary or a scale is negative.
 
     Example::
 
@@ -123,7 +123,7 @@ def piecewise_interpolate(
 
 
 def between(n: Any, shape: Callable[[Any], Any], ends: Sequence[Any], values: Sequence[Any]) -> Any:
-    """The value at step n on a way from value to value that reaches the next one at each end."""
+    """The value at step n, interpolated between the values at the boundaries."""
     value = values[0]
     for (start, end), (a, b) in zip(pairwise((0.0, *ends)), pairwise(values), strict=True):
         length = numeric.where(end > start, end - start, 1.0)

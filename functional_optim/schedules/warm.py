@@ -1,4 +1,4 @@
-"""A warm-up first, and what may follow it."""
+"""Schedules with a warm-up."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from functional_optim.schedules.pieces import join
 def warmup(
     schedule: Schedule, warmup_steps: Number, init_value: Number = 0.0, kind: str = "linear"
 ) -> Schedule:
-    """Any schedule after a warm-up that leads up to its first value.
+    """A warm-up to the first value of any schedule, then the schedule.
 
-    The schedule starts when the warm-up is over: it sees `count - warmup_steps`.
+    The schedule starts when the warm-up is over: it receives `count - warmup_steps`.
 
     Args:
         schedule: a function of the number of finished steps.
@@ -28,7 +28,7 @@ def warmup(
 
     Raises:
         TypeError: if `schedule` is not a function.
-        ValueError: for another kind, a negative number of steps, or an exponential warm-up that
+        ValueError: for an unknown kind, a negative number of steps, or an exponential warm-up that
             does not start above 0.
 
     Paper: Goyal et al., "Accurate, Large Minibatch SGD", https://arxiv.org/abs/1706.02677, § 2.2:
@@ -92,7 +92,7 @@ def warmup_cosine_decay(
 ) -> Schedule:
     """A line from init_value up to peak_value, then half a cosine down to end_value.
 
-    `warmup_cosine` is another name for it.
+    `warmup_cosine` is an alias.
 
     Args:
         init_value: value at step 0.
@@ -145,7 +145,7 @@ def warmup_exponential_decay(
         init_value: value at step 0.
         peak_value: value at step `warmup_steps`.
         warmup_steps: length of the line in steps, ≥ 0.
-        transition_steps: in how many steps the value is multiplied by `decay_rate`, ≥ 1.
+        transition_steps: number of steps for a factor of `decay_rate`, ≥ 1.
         decay_rate: factor, > 0.
         transition_begin: steps between the end of the line and the start of the decay, ≥ 0.
         staircase: multiply at the end of each `transition_steps` steps; otherwise evenly.
@@ -178,23 +178,23 @@ def warmup_stable_decay(
     end_value: Number = 0.0,
     kind: str = "linear",
 ) -> Schedule:
-    """Up to peak_value, a long time there, and a short way down: WSD, the trapezoid.
+    """Warm up, stay at peak_value, and decay: WSD, the trapezoid.
 
-    Up to the decay nothing depends on the length of the run, so it can go on from a checkpoint
-    taken there.
+    Before the decay nothing depends on the length of the run, so a run can continue from a
+    checkpoint taken there.
 
     Args:
         init_value: value at step 0.
         peak_value: value from step `warmup_steps` on.
         warmup_steps: length of the line up, ≥ 0.
-        stable_steps: how long the value stays, ≥ 0.
-        decay_steps: length of the way down, ≥ 1. Often 10 to 20 % of all steps.
+        stable_steps: length of the plateau, ≥ 0.
+        decay_steps: length of the decay, ≥ 1. Often 10 to 20 % of all steps.
         end_value: value from step `warmup_steps + stable_steps + decay_steps` on.
-        kind: of the way down: "linear", "cosine", or "1-sqrt", where 1 − √x of the distance is
-            left after the part x of the way.
+        kind: of the decay: "linear", "cosine", or "1-sqrt", where 1 − √x of the distance remains
+            after a fraction x of the decay.
 
     Raises:
-        ValueError: for another kind, or a number of steps out of range.
+        ValueError: for an unknown kind, or a number of steps out of range.
 
     Papers: Hu et al., "MiniCPM", https://arxiv.org/abs/2404.06395, § 4; Hägele et al., "Scaling
     Laws and Compute-Optimal Training Beyond Fixed Training Durations",
@@ -223,14 +223,14 @@ def warmup_stable_decay(
 def inverse_square_root(
     peak_value: Number, warmup_steps: Number, init_value: Number = 0.0
 ) -> Schedule:
-    """A line up to peak_value, then falling as 1/√count: `peak_value * sqrt(warmup_steps/count)`.
+    """A line up to peak_value, then 1/√count: `peak_value * sqrt(warmup_steps/count)`.
 
     It has no end, so the length of a run need not be known.
 
     Args:
         peak_value: value at step `warmup_steps`. The paper's is
             `(d_model * warmup_steps) ** -0.5`.
-        warmup_steps: length of the line, ≥ 1; it also sets the pace of the fall.
+        warmup_steps: length of the line, ≥ 1; it also sets the pace of the decay.
         init_value: value at step 0. With `peak_value` itself the warm-up is constant, as for T5.
 
     Raises:

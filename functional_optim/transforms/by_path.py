@@ -105,8 +105,8 @@ def _layer_of(path: str, layers: Sequence[str | Sequence[str]]) -> int:
         if any(fits(pattern, path) for pattern in several):
             return i
     raise ValueError(
-        f"layerwise_decay found no layer for the parameter {path!r}; add a pattern that fits it to "
-        "one of the layers."
+        f"layerwise_decay found no layer for the parameter {path!r}; add a pattern that matches it "
+        "to one of the layers."
     )
 
 

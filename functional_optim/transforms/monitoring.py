@@ -222,8 +222,8 @@ def _measure(name: str, measure: Any, of: Place) -> Measure:
     measure = measure if measure.of else measure._replace(of=(of,))
     if unknown := [place for place in measure.of if place not in PLACES]:
         raise ValueError(
-            f"the measure {name!r} looks at {', '.join(map(repr, unknown))}; its `of` may name "
-            f"{', '.join(map(repr, PLACES))}."
+            f"the measure {name!r} has the inputs {', '.join(map(repr, unknown))}; its `of` may "
+            f"name {', '.join(map(repr, PLACES))}."
         )
     return measure
 

@@ -1,1 +1,1 @@
-"""What helps to tune a training: sweeps over one number of a recipe, and reports on a run."""
+"""Tuning: sweeps over one hyperparameter of a recipe, and reports on a training run."""

@@ -1,6 +1,6 @@
-"""`find_lr`: the learning rate, or another number of a recipe, by many short runs at once.
+"""`find_lr`: the learning rate, or another hyperparameter, by many short runs at once.
 
-Runs differ in one number of their recipe. They are made in one vmapped step, or in turn.
+Runs differ in one hyperparameter. They run in one vmapped step, or one after another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functional_optim.tuning.lr_sweep import LRSweep
 from functional_optim.tuning.tables import progress as showing
 
 MEMORY = 2**30
-"""How many bytes the copies of one chunk may take by default, without activations: 1 GiB."""
+"""Default memory limit of the copies of one chunk in bytes, without activations: 1 GiB."""
 
 
 def find_lr(
@@ -47,31 +47,31 @@ def find_lr(
     """Train a copy of the parameters with each learning rate, all in one vmapped step.
 
     Every copy starts from the same parameters and sees the same batches and the same random
-    numbers, so that the runs differ in one number only. `print` what is returned, or `plot()` it;
-    its `suggestion` is the value to go on with.
+    numbers, so the runs differ in one hyperparameter only. `print` the result, or `plot()` it; use
+    its `suggestion` for training.
 
     Args:
         loss_fn: `loss_fn(params, *batch)` returns the loss, a real 0-dim tensor, as for
-            `compile_train_step`. For a module, call it by `torch.func.functional_call`. It changes
-            nothing: see the error below for batch norm.
-        tx_factory: from the value to a transformation, such as `fo.adamw`, or
-            `lambda lr: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr))`. The value may be any
-            number of the recipe: a decay, a momentum, the peak of a schedule. It comes as a 0-dim
-            float64 tensor that vmap maps over.
+            `compile_train_step`. For a module, call it by `torch.func.functional_call`. It must not
+        modify anything: see the error below for batch norm.
+        tx_factory: from the value to a transformation, such as `fo.adamw`, or `lambda lr:
+            fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr))`. The value may be any
+        hyperparameter: a decay, a momentum, the peak of a schedule. It is passed as a 0-dim float64
+        tensor that vmap maps over.
         params: a pytree of tensors, such as `dict(model.named_parameters())`. It is not modified.
         batches: an iterable, such as a list or a DataLoader. Tensors in a tuple or a list are the
             arguments of loss_fn after the parameters; anything else is one argument. The first
             `steps` are taken and kept in memory. If there are fewer, they are used again from the
             first one on.
-        values: what to try, finite numbers. Default: `count` values from `low` to `high`.
+        values: the values to try, finite numbers. Default: `count` values from `low` to `high`.
         low, high, count: values in equal ratios, rounded to 4 digits; 0 < low < high, count ≥ 2.
             Default: from 1e-6 to 10, 4 in a decade.
-        steps: how many steps each run makes, ≥ 1. Default 100.
-        name: what the value is called in the table and the plot.
+        steps: number of steps of each run, ≥ 1. Default 100.
+        name: name of the value in the table and the plot.
         has_aux: whether `loss_fn` returns `(loss, aux)`; aux is ignored.
-        chunk: how many copies are trained at once, ≥ 1. Default: as many as take 1 GiB, counting
-            parameters and state twice (before and after the step), gradients and updates, but not
-            the activations. With less than all, chunks run one after another.
+        chunk: number of copies that are trained at once, ≥ 1. Default: as many as fit in 1 GiB,
+            counting parameters and state twice (before and after the step), gradients and updates,
+            but not the activations. Chunks run one after another.
         compile: whether to compile the vmapped step with torch.compile. False (the default) is
             faster for a short sweep: compiling alone takes longer than a hundred steps of a small
             network.
@@ -80,24 +80,25 @@ def find_lr(
 
     Returns:
         An `LRSweep` with `values`, `losses` [values, steps], `final`, `diverged`, `best` and
-        `suggestion`. A run that diverges has losses of inf or NaN, and does not disturb the others.
-        torch's random numbers are afterwards what they were before.
+        `suggestion`. A run that diverges has losses of inf or NaN, and does not affect the others.
+        The state of torch's random generators is restored.
 
-    If vmap refuses the loss or the recipe, such as one that branches on values, the values run one
-    after another with the same results, and a warning says so. Then tx_factory gets Python floats.
+    If vmap fails for the loss or the recipe, for example because it branches on values, the values
+    run one after another with the same results, with a warning. tx_factory then receives Python
+    floats.
 
     Raises:
-        TypeError: if an argument is of another type than above; if tx_factory returns no
-            transformation, or one that needs an extra argument other than the loss and its
-            gradients; if loss_fn returns no real 0-dim tensor.
+        TypeError: if an argument has the wrong type; if tx_factory does not return a
+            transformation, or returns one that needs an extra argument other than the loss and its
+            gradients; if loss_fn does not return a real 0-dim tensor.
         ValueError: if there are no values, batches or parameters, or a number is out of range.
-        RuntimeError: if loss_fn changes a tensor in place that is not among params, as batch norm
-            does in training mode. Call a copy of the module without running averages:
+        RuntimeError: if loss_fn modifies a tensor that is not in params, as batch norm does in
+            training mode. Call a copy of the module without running averages:
             `torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model))`.
 
-    Not for small differences: every value is tried once, over a short horizon. A run of another
-    length, a schedule or another seed shifts the best value; for a short training pass its own
-    number of steps, and a tx_factory with its schedule.
+    Do not use it to compare small differences: every value is tried once, over a short horizon.
+    Another length, a schedule or another seed shifts the best value. For a short training run, pass
+    its number of steps, and a tx_factory with its schedule.
 
     Example::
 
@@ -139,7 +140,7 @@ def find_lr(
             "dict(model.named_parameters())."
         )
     detached = tree.map(Tensor.detach, params)
-    for value in tried:  # a recipe checks Python numbers, and takes tensors as they are
+    for value in tried:  # a recipe checks Python numbers, but not tensors
         _check_made(tx_factory(value))
     if chunk is None:
         state = _bytes(tx_factory(tried[0]).init(detached))
@@ -194,7 +195,7 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _check_made(tx: Any) -> None:
-    """Raise TypeError unless tx_factory has made a transformation that runs can step."""
+    """Raise TypeError unless tx_factory has returned a transformation that runs can step."""
     if not isinstance(tx, base.GradientTransformation):
         raise TypeError(
             f"find_lr's tx_factory must return a transformation, but it returned a "
@@ -204,7 +205,7 @@ def _check_made(tx: Any) -> None:
     if needed:
         raise TypeError(
             f"find_lr cannot provide the extra argument {', '.join(needed)}, which the "
-            "transformation of tx_factory needs; leave the part out that takes it."
+            "transformation of tx_factory needs; leave out the part that takes it."
         )
 
 
@@ -242,11 +243,11 @@ PROVIDED = ("value", "grad_fn", "value_and_grad")
 """Extra arguments of transformations that a run provides."""
 
 Show = Callable[[int], object]
-"""Called with the number of steps that have been made, one of several copies counted as several."""
+"""Called with the number of finished steps; a step of several copies counts as several."""
 
 
 class RandomState:
-    """The states of torch's generators as they are now: of the CPU's and of the parameters'."""
+    """The current states of torch's generators of the CPU and of the devices of the parameters."""
 
     def __init__(self, params: Any) -> None:
         self.kept: list[tuple[Callable[[Tensor], object], Tensor]]
@@ -267,8 +268,9 @@ class SweepRuns:
     """Runs from the same parameters over the same batches.
 
     params: the parameters, which are copied. batches: the arguments of the loss after the
-    parameters, one tuple for each step. random: from where random numbers start in each run.
-    said: what was run in another way than asked for, and why.
+    parameters, one tuple for each step. random: the initial states of the random generators of each
+    run.
+    said: fallbacks, and their reasons.
     """
 
     loss_fn: Loss
@@ -281,10 +283,13 @@ class SweepRuns:
     functions: tuple[Callable[..., Any], ...] = ()
 
     def losses(self, values: Sequence[float], chunk: int, compile: bool, show: Show) -> Tensor:
-        """The losses [values, steps], in chunks of equal size, in the first way that works."""
+        """The losses [values, steps], in chunks of equal size, by the first method that works."""
         ways: list[tuple[str, Callable[[Sequence[float], Show], Tensor]]] = [
             ("", self._in_turn),
-            ("vmap refuses the loss or the recipe ({}); the values run in turn", self._together),
+            (
+                "vmap fails for the loss or the recipe ({}); they run one after another",
+                self._together,
+            ),
         ]
         if compile:
             failed = "torch.compile failed ({}); find_lr runs the vmapped step eagerly"
@@ -293,7 +298,7 @@ class SweepRuns:
         rows: list[Tensor] = []
         for start in range(0, len(values), size):
             some = values[start : start + size]
-            if compile:  # one size, one compilation
+            if compile:  # equal sizes compile once
                 some = [*some, *[some[-1]] * (size - len(some))]
             said = ""
             while len(rows) == start // size:
@@ -325,10 +330,10 @@ class SweepRuns:
         return torch.stack(rows)
 
     def _together(self, values: Sequence[float], show: Show, *, compile: bool = False) -> Tensor:
-        """The losses [values, steps] of runs that vmap makes side by side.
+        """The losses [values, steps] of runs in one vmapped step.
 
-        Outside of the vmapped functions trees are flat lists of tensors: vmap refuses the None of
-        a slot that a parameter does without.
+        Outside the vmapped functions trees are flat lists of tensors: vmap refuses the None of a
+        missing slot.
         """
         leaves = tree.leaves(self.params)
         numbers = torch.tensor(values, dtype=torch.float64, device=leaves[0].device)
@@ -345,12 +350,13 @@ class SweepRuns:
         losses: list[Tensor] = []
         for batch in self.batches:
             flat, slots, loss = run(numbers, flat, slots, batch)
-            losses.append(loss.detach())  # recorded, if it depends on a module's other parameters
+            losses.append(loss.detach())  # other parameters of a module may require grad
             show(len(losses) * len(values))
         return _on_cpu(losses).T
 
     def _vmapped(self, of_params: Any, of_state: Any) -> tuple[Callable[..., Any], ...]:
-        """`init` and a step of several copies; of trees as lists, by the places of their leaves."""
+        """`init` and a step of several copies, of trees as lists, by the indices of their
+        leaves."""
 
         def init(number: Tensor, flat: list[Tensor]) -> list[Tensor]:
             state = self.tx_factory(number).init(_filled(of_params, flat))
@@ -393,42 +399,44 @@ class SweepRuns:
 
 
 def _numbered(held: Any) -> Any:
-    """A tree with the place of each leaf among all leaves.
+    """A tree with the index of each leaf among all leaves.
 
-    Under torch.compile `tree.map` visits a dict in another order, and nothing else makes trees.
+    Under torch.compile `tree.map` visits a dict in another order, and no other function builds
+    trees.
     """
     return tree.with_leaves(held, list(range(len(tree.leaves(held)))))
 
 
 def _flat(places: Any, held: Any) -> list[Tensor]:
-    """The leaves of a tree, by their places."""
+    """The leaves of a tree, by their indices."""
     found: dict[int, Tensor] = {}
     tree.map(found.__setitem__, places, held)
     return [found[i] for i in range(len(found))]
 
 
 def _filled(places: Any, leaves: list[Tensor]) -> Any:
-    """The tree of leaves that lie in their places."""
+    """The tree of leaves, from their indices."""
     return tree.map(leaves.__getitem__, places)
 
 
 def _compiled(function: Any) -> Callable[..., Any]:
-    """torch.compile of a function with a code of its own, for one code has few variants."""
+    """torch.compile of a function with a separate code object, since the variants of one are
+    limited."""
     code, closure = function.__code__.replace(), function.__closure__
     own = FunctionType(code, function.__globals__, closure=closure)
     return torch.compile(own, fullgraph=True)
 
 
 def _refuse(error: Exception, copies: int) -> None:
-    """Raise for what other ways to run would not mend, or would hide."""
+    """Re-raise errors that other methods would not fix, or would hide."""
     if isinstance(error, torch.OutOfMemoryError):
         error.add_note(f"find_lr trained {copies} copies at once; pass a smaller chunk=.")
         raise error
     if "mutate a captured Tensor" in str(error):
         raise RuntimeError(
-            "loss_fn changes a tensor in place that is not among params, but find_lr must leave it "
-            "as it is. If it is a running average of batch norm, call a copy of the module "
-            "without: torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model))."
+            "loss_fn modifies a tensor that is not in params, but find_lr must not change the "
+            "module. If it is a running average of batch norm, call a copy of the module "
+            "without it: torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model))."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a training, as series over its steps; and what is wrong with it, in sentences."""
+"""The recorded scalars of a training run as series over steps, and findings in sentences."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from functional_optim.core.factory import Made
 
 NORMS = ("grad_norm", "update_norm", "param_norm")
 MODEL = "the model"
-"""Stands for all parameters together where a measurement is of these."""
+"""The path of a measurement of all parameters together."""
 MEASURED = (*measures.diagnostics, "changed", "clip_share")
-"""The names under which measurements are looked for; with a path, those of one parameter."""
+"""The names of measurements; with a path, those of one parameter."""
 
 
 class Series(NamedTuple):
-    """A number over the steps in which it was recorded."""
+    """A scalar over the steps in which it was recorded."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
 
     def finite(self) -> Series:
-        """The steps in which it is finite."""
+        """The steps with finite values."""
         pairs = zip(self.steps, self.values, strict=True)
         return Series.of([pair for pair in pairs if math.isfinite(pair[1])])
 
@@ -34,7 +34,7 @@ class Series(NamedTuple):
         return Series(self.steps[start:], self.values[start:])
 
     def median(self) -> float:
-        """The median of what is finite; NaN if nothing is."""
+        """The median of the finite values; NaN if there are none."""
         return median(self.finite().values)
 
     @classmethod
@@ -45,12 +45,12 @@ class Series(NamedTuple):
 
 
 def median(values: Sequence[float]) -> float:
-    """The median of numbers; NaN of none."""
+    """The median; NaN if there are no values."""
     return statistics.median(values) if values else math.nan
 
 
 def measure_of(key: str) -> str:
-    """What a number measures: its name without those of parts, groups and parameters."""
+    """The measure of a scalar: its name without parts, groups and parameters."""
     return key.partition("/")[0].rpartition(".")[2]
 
 
@@ -85,13 +85,13 @@ class History:
                 self.whole.setdefault(name, _norm_of_all(self.parts[name].values()))
 
     def each(self, measure: str) -> dict[str, Series]:
-        """A measure of each parameter; where it is known of all together only, that."""
+        """A measure of each parameter, or of all parameters together if only that was recorded."""
         if measure in self.parts:
             return self.parts[measure]
         return {MODEL: self.whole[measure]} if measure in self.whole else {}
 
     def broken(self) -> dict[str, float]:
-        """The first step with a NaN or an infinity of each number that had one."""
+        """The first step with a NaN or an infinity of each scalar that had one."""
         each = [(f"{name} of {path}", x) for name, y in self.parts.items() for path, x in y.items()]
         found: dict[str, float] = {}
         for name, series in (*self.whole.items(), *each):
@@ -110,7 +110,7 @@ class History:
 
 
 def _norm_of_all(norms: Iterable[Series]) -> Series:
-    """The norm of several parameters together, from those of each."""
+    """The global norm of several parameters, from their norms."""
     squares: dict[float, float] = {}
     for series in norms:
         for step, x in zip(*series, strict=True):
@@ -119,7 +119,7 @@ def _norm_of_all(norms: Iterable[Series]) -> Series:
 
 
 def check_records(records: Any) -> None:
-    """Raise unless these are records of numbers."""
+    """Raise an error unless these are records of numbers."""
     advice = "append a dict at each step that is recorded, e.g. {'loss': loss.item(), ...}"
     if isinstance(records, (str, bytes, Mapping, Made)) or not isinstance(records, Sequence):
         raise TypeError(
@@ -135,7 +135,7 @@ def check_records(records: Any) -> None:
                 float(x)
             except (TypeError, ValueError, RuntimeError):
                 raise TypeError(
-                    f"history[{i}][{key!r}] is a {type(x).__name__}, which is no single number; "
+                    f"history[{i}][{key!r}] is a {type(x).__name__}, not a scalar; "
                     "record numbers only."
                 ) from None
 
@@ -146,19 +146,19 @@ https://cs231n.github.io/neural-networks-3/#ratio."""
 HIGH, LOW = 10 * USUAL, USUAL / 10
 """Ratios that are ten times as large, and a tenth."""
 OFTEN = 0.9
-"""The share of clipped steps from which on nearly all steps have the length that the clip gives."""
+"""The share of clipped steps above which the clip determines the length of nearly all steps."""
 NAMED = 3
-"""How many parameters a sentence names."""
+"""Number of parameters that a sentence names."""
 
 
 def findings(history: History) -> list[str]:
-    """Sentences on what stands out, the worst first."""
+    """The findings in sentences, the worst first."""
     looks = (_not_finite, _rising_loss, _dead, _ratios, _clipped, _uphill)
     return [sentence for look in looks for sentence in look(history)]
 
 
 def _not_finite(history: History) -> Iterator[str]:
-    """Where NaN and infinity were seen first."""
+    """The first NaN and infinity."""
     if broken := history.broken():
         step = min(broken.values())
         names = [name for name, first in broken.items() if first == step]
@@ -166,7 +166,7 @@ def _not_finite(history: History) -> Iterator[str]:
         yield (
             f"NaN or infinity was first recorded at step {step:g}, in {_listed(single)}. Look at "
             "the batch and at the loss of that step; a clip by norm spreads a NaN to all "
-            "parameters, and fo.apply_if_finite leaves such steps out."
+            "parameters, and fo.apply_if_finite skips such steps."
         )
 
 
@@ -192,7 +192,7 @@ def _dead(history: History) -> Iterator[str]:
     if dead := _dead_in(history):
         yield (
             "The gradient was exactly 0 in the second half of the records "
-            f"{_where(dead, history.each('grad_norm'))}. Nothing arrives there: the parameter is "
+            f"{_where(dead, history.each('grad_norm'))}. No gradient arrives: the parameter is "
             "not used, or its units are never active."
         )
 
@@ -225,7 +225,7 @@ def _clipped(history: History) -> Iterator[str]:
         norm = history.whole.get("grad_norm")
         seen = f" (here {norm.median():.2g})" if norm else ""
         yield (
-            f"{100 * mean:.0f} % of the steps were clipped: their length is what the bound says. "
+            f"{100 * mean:.0f} % of the steps were clipped: the bound sets their length. "
             f"Bounds from half to ten times the average norm of the gradients{seen} are usual; "
             "raise the bound, or lower the learning rate if the norm grows."
         )
@@ -249,7 +249,7 @@ def _where(
     values: Mapping[str, float] | None = None,
     form: str = "",
 ) -> str:
-    """In which parameters something was found. values: to show, in this form."""
+    """The parameters of a finding. values: the values to show, in this format."""
     shown = [f"{path} ({values[path]:{form}})" if values else path for path in found]
     if list(each) == [MODEL]:
         return f"in {shown[0]}"

@@ -1,4 +1,4 @@
-"""What a sweep over one number of a recipe has found: a table, a curve, and a choice."""
+"""The result of a sweep over one hyperparameter: a table, a curve, and a suggestion."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from functional_optim.tuning.tables import Table, drawn, plain
 
 TOLERANCE = 0.02
-"""Which part of the best value's progress a value may lack to count as good as it."""
+"""The share of the best value's progress that a value may lack to count as equally good."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LRSweep:
-    """The losses of runs that differ in one number, usually the learning rate; `print` it.
+    """The losses of runs that differ in one hyperparameter, usually the learning rate; `print` it.
 
     Attributes:
-        name: what the number is called.
-        values: the numbers, in the order in which they were given.
+        name: the name of the hyperparameter.
+        values: its values, in the order in which they were passed.
         losses: a row for each value, a column for each step, on the CPU in float64. Each is the
             loss of the step's batch, before the step.
 
@@ -52,7 +52,7 @@ class LRSweep:
 
     @property
     def last(self) -> int:
-        """How many steps the final loss is a median of: the last tenth of them, rounded up."""
+        """Number of steps in the median of the final loss: the last tenth of them, rounded up."""
         return math.ceil(self.losses.shape[1] / 10)
 
     @property
@@ -90,11 +90,12 @@ class LRSweep:
     def suggestion(self) -> float:
         """The smallest value that is about as good as the best.
 
-        Going down from the best, it is the last whose loss has fallen by at least 98% of what the
-        best value's has. The best may be so by chance, is nearer to those that diverge, and often
-        does less well in a longer run. This is the "one standard error" rule of Breiman, Friedman,
-        Olshen, Stone, "Classification and Regression Trees" (1984), with a part of the progress in
-        place of the error: of what is about as good as the best, take what is safest.
+        Going down from the best, it is the last whose loss has decreased by at least 98% of the
+        best value's decrease. The best value may be so by accident, is closer to diverging values,
+        and often does less well in a longer run. This is the "one standard error" rule of Breiman,
+        Friedman, Olshen, Stone, "Classification and Regression Trees" (1984), with a part of the
+        progress instead of the error: of the values that are about as good as the best, take the
+        safest.
 
         Raises:
             ValueError: if all have diverged.
@@ -114,10 +115,10 @@ class LRSweep:
     def plot(self, axes: Any = None) -> Any:
         """Draw the final loss against the value, with matplotlib.
 
-        Values that have diverged, or have ended far above the first loss, are crosses at the top.
+        Values that have diverged, or ended far above the first loss, are crosses at the top.
 
         Args:
-            axes: matplotlib's axes to draw into. Default: those of a new figure of pyplot.
+            axes: matplotlib's axes. Default: those of a new figure of pyplot.
 
         Returns:
             The axes.
@@ -158,7 +159,7 @@ class LRSweep:
         return axes
 
     def _top(self, least: float, axes: Any) -> float:
-        """Above which loss a value is drawn as a cross; scales the axis of losses."""
+        """The loss above which a value is drawn as a cross; scales the axis of losses."""
         if 0 < 10 * least < self.start:
             axes.set_yscale("log")
             return self.start * (self.start / least) ** 0.15
@@ -172,14 +173,14 @@ class LRSweep:
 
     @property
     def _of(self) -> str:
-        """Of which steps the final loss is."""
+        """The steps of the final loss."""
         steps = self.losses.shape[1]
         if self.last == 1:
             return "last loss"
         return f"median of the last {self.last} of {steps} losses"
 
     def _parts(self) -> tuple[list[list[Table]], list[str]]:
-        """The table, and the lines below it."""
+        """The table and the notes below it."""
         rows = [
             (_number(value), _number(loss), ", ".join(self._remarks(value, loss)))
             for value, loss in self._sorted()

@@ -1,4 +1,4 @@
-"""`report`: what the recorded numbers of a training say, as a text and as a picture."""
+"""`report`: a text and a picture of the recorded scalars of a training run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from functional_optim.tuning.history import (
 from functional_optim.tuning.tables import Table, drawn
 
 MOST = 30
-"""How many parameters the text shows."""
+"""Number of parameters that the text shows."""
 SHOWN = ("loss", "lr", "grad_norm", "update_norm", "param_norm", "effective_lr")
-"""Numbers of the model that the text shows even if they never change."""
+"""Scalars of the model that the text shows even if they never change."""
 
 
 class Report:
-    """What a training's numbers say. `print` shows tables and, below them, what stands out.
+    """A report on the recorded scalars of a training run. `print` shows tables and, below them, the
+    findings.
 
-    findings: the sentences on what stands out; empty where nothing does.
+    findings: sentences on problems; empty if there are none.
 
     Example::
 
@@ -47,16 +48,15 @@ class Report:
 
     def plot(self) -> Any:
         """A matplotlib figure: loss, norms, update/weight and cosine of each parameter, the share
-        of clipped steps and learning rates over the steps, as far as they were recorded. A dotted
-        line is where the first NaN or infinity was recorded; a gray band goes from a tenth to ten
-        times the usual update/weight of 1e-3.
+        of clipped steps and learning rates over the steps, if they were recorded. A dotted line
+        marks the first NaN or infinity; a gray band extends from a tenth to ten times the usual
+        update/weight of 1e-3.
 
         Save it with `figure.savefig("training.png")`.
 
         Raises:
             ImportError: without matplotlib.
-            ValueError: if nothing was recorded that it shows.
-        """
+            ValueError: if nothing was recorded that it shows."""
         return picture(self._history)
 
     def __str__(self) -> str:
@@ -73,30 +73,30 @@ class Report:
 
 
 def report(history: Sequence[Mapping[str, Any]]) -> Report:
-    """A text and a picture of what was recorded in a training, and what stands out in it.
+    """A text and a picture of the records of a training run, with findings on problems.
 
     Args:
         history: a dict of numbers for each step that was recorded: Python numbers or 0-dim tensors,
-            by the names of `fo.numbers`, with "loss" and "step" as you like. Measurements are known
-            by the names that `fo.measures.diagnostics` gives them, and "clip_share". Without
-            "step", records are counted from 1.
+            by the names of `fo.numbers`, optionally with "loss" and "step". Measurements have the
+            names of `fo.measures.diagnostics`, and "clip_share". Without "step", records are
+            counted from 1.
 
-    These stand out:
+    Findings:
 
     * NaN or infinity: the step and the places where they were recorded first;
     * a loss that is above its first value in all of the last quarter;
     * gradients that are exactly 0 in the second half of the records;
     * update/weight with a median above 1e-2 or below 1e-4 in the second half: about 1e-3 is usual,
       by Karpathy's rule of thumb, https://cs231n.github.io/neural-networks-3/#ratio; small
-      parameters, such as biases that start at 0, are above it for long without harm;
+      parameters, such as biases that start at 0, may be above it for long without harm;
     * clips in more than 90 % of the steps of the second half: bounds from half to ten times the
       average norm work, by Pascanu, Mikolov, Bengio, https://arxiv.org/abs/1211.5063, section 3.2;
-    * a cosine of −update and gradient with a median below 0 in the second half: steps lead uphill.
+    * a cosine of −update and gradient with a median below 0 in the second half: steps point uphill.
 
-    The factors of ten and the 90 % are this package's.
+    The factors of ten and the 90 % are choices of this package.
 
     Raises:
-        TypeError: for something else than a list of dicts of numbers.
+        TypeError: for anything but a list of dicts of numbers.
         ValueError: for an empty list.
 
     Example::
@@ -118,7 +118,7 @@ def report(history: Sequence[Mapping[str, Any]]) -> Report:
 
 
 def _of_model(history: History) -> Table:
-    """The numbers of the whole model that change, or that are known."""
+    """The scalars of the whole model that change, or that are in `KNOWN`."""
     rows = []
     share = history.clipped()
     whole = {**history.whole, **({"share of clipped steps": share} if share else {})}
@@ -133,7 +133,8 @@ def _of_model(history: History) -> Table:
 
 
 def _of_parameters(history: History) -> Table:
-    """The numbers of each parameter; of many, those whose ratios are furthest from the usual."""
+    """The scalars of each parameter; if there are many, those whose ratios are furthest from the
+    usual."""
     paths = list(dict.fromkeys([path for each in history.parts.values() for path in each]))
     ratios, title = history.parts.get("update_ratio", {}), ()
     if len(paths) > MOST:
@@ -156,7 +157,7 @@ def _of_parameters(history: History) -> Table:
 
 
 def _distance(ratio: Series | None) -> float:
-    """How many powers of ten a ratio is from the usual one; infinite where it is not finite."""
+    """The distance of a ratio from the usual one in powers of ten; infinite if it is not finite."""
     if ratio is None:
         return 0.0
     if len(ratio.finite().values) < len(ratio.values):
@@ -166,19 +167,18 @@ def _distance(ratio: Series | None) -> float:
 
 
 LEGEND = 8
-"""How many lines a panel names; more are told apart by color alone."""
+"""Number of lines that a panel names; with more lines, only colors distinguish them."""
 SIZE = (5.2, 3.2)
-"""Inches of a panel."""
+"""Size of a panel in inches."""
 
 
 def picture(history: History) -> Any:
-    """A figure of what was recorded, in panels. A dotted line is where the first NaN was recorded,
-    a dashed one in a gray band the usual update/weight.
+    """A figure of the records, in panels. A dotted line marks the first NaN, a dashed line in a
+    gray band the usual update/weight.
 
     Raises:
         ImportError: without matplotlib.
-        ValueError: if nothing was recorded that it shows.
-    """
+        ValueError: if nothing was recorded that it shows."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -189,7 +189,7 @@ def picture(history: History) -> Any:
     panels = _panels(history)
     if not panels:
         raise ValueError(
-            "there is nothing to plot: the history has no loss and no measurement that plot knows; "
+            "there is nothing to plot: the history has no loss and no known measurement; "
             "record fo.numbers(state) of a monitor with fo.measures.diagnostics."
         )
     steps = [step for x in history.whole.values() for step in x.steps]
@@ -214,7 +214,7 @@ def picture(history: History) -> Any:
 
 
 def _panels(history: History) -> dict[str, Callable[[Any], None]]:
-    """What draws each panel, by its title."""
+    """The function that draws each panel, by its title."""
     found: dict[str, Callable[[Any], None]] = {}
     whole, several = history.whole, len(history.parts.get("update_ratio", ())) > 1
     order = ", first parameter dark, last light" if several else ""
@@ -253,7 +253,7 @@ def _draw_share(axes: Any, share: Series) -> None:
 
 
 def _lines(axes: Any, each: Mapping[str, Series], *, log: bool = False) -> None:
-    """A line for each series; on a logarithmic axis of what is above 0."""
+    """A line for each series; on a logarithmic axis only values above 0."""
     from matplotlib import colormaps
 
     shades = colormaps["viridis"]

@@ -1,4 +1,4 @@
-"""Which rules act on each parameter, how they see it, and how their slots are stored."""
+"""Tables of the rules of each parameter, their matrix views, and the storage of their slots."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class SummaryRow(NamedTuple):
     path: str
     shape: tuple[int, ...]
     rules: tuple[str, ...]
-    """The names of the rules that act on it, in their order; none if it is frozen."""
+    """The names of the rules that act on it, in order; none if it is frozen."""
     matrices: tuple[tuple[int, ...], ...]
-    """The shapes (k, out, in) of the matrices that it is seen as, and (k, …) of a kernel of which
-    each dimension is treated for itself; none if it is seen as it is."""
+    """The shapes (k, out, in) of its matrix views, and (k, …) of a kernel whose dimensions are
+    treated separately; none if it has no view."""
     entries: int
-    """How many numbers the state keeps of it."""
+    """Number of elements in its state."""
     bytes: int
-    """How many bytes these take."""
+    """Bytes of its state."""
     slots: tuple[tuple[str, str], ...] = ()
-    """The name of each slot, and how it is stored: a dtype, or such as `int8 in blocks of 256`."""
+    """The name of each slot, and its storage: a dtype, or for example `int8 in blocks of 256`."""
     left_out: str = ""
-    """Why `stored` does not pack it; empty if it does, or was not asked to."""
+    """Why `stored` does not pack it; empty if it does, or without `stored`."""
     weight_bytes: int = 0
-    """How many bytes the parameter itself takes."""
+    """Bytes of the parameter."""
     step_bytes: int = 0
-    """How many bytes a step reads and writes of it, its gradient and its slots."""
+    """Bytes of the parameter, its gradient and its slots that a step reads and writes."""
     group: str = ""
-    """The parameter group of an optimizer object that it is in."""
+    """Its parameter group in an optimizer object."""
 
     @property
     def view(self) -> str:
@@ -78,14 +78,14 @@ class SummaryRow(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """Rows that differ in the numbers of their paths only, with `*` for these."""
+    """Rows whose paths differ in numbers only, with `*` for these."""
 
     path: str
     rows: list[SummaryRow]
 
     @property
     def label(self) -> str:
-        """The path, and how many rows."""
+        """The path, and the number of rows."""
         path = self.path or "(the tensor)"
         return f"{path} ×{len(self.rows)}" if len(self.rows) > 1 else path
 
@@ -93,10 +93,11 @@ class Folded(NamedTuple):
 class Summary:
     """Tables of parameters: `print` them, or read the `rows`.
 
-    rows: one `SummaryRow` for each parameter. shared: bytes that the state keeps for all together.
-    numbers: those of `shared` that are step counts, carried scalars and hyperparameters. exact:
-    whether `step_bytes` are all that a step moves, as every rule is element-wise and measures
-    nothing. unfit: patterns that fit no parameter.
+    rows: one `SummaryRow` for each parameter. shared: bytes of state that belong to all parameters
+    together.
+    numbers: the bytes of `shared` in step counts, carried scalars and hyperparameters. exact:
+    whether `step_bytes` is all that a step moves, because every rule is element-wise and measures
+    nothing. unfit: patterns that match no parameter.
 
     Example::
 
@@ -123,7 +124,7 @@ class Summary:
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of all slots: of the whole state but for its `numbers`."""
+        """The bytes of all slots: of the state without its `numbers`."""
         return sum([row.bytes for row in self.rows]) + self._flat
 
     @property
@@ -140,15 +141,16 @@ class Summary:
     def step_bytes(self) -> int:
         """The bytes that a step reads and writes in which all rules act.
 
-        A gradient is read; a parameter and each slot, as it is stored, are read and written. What
-        rules read again or keep meanwhile, for norms and matrix products, comes on top
-        (`exact` is False then). What is not made of one-tensor rules reads its state at least.
+        A gradient is read; a parameter and each slot, as it is stored, are read and written.
+        Tensors that rules read again or store temporarily, for norms and matrix products, are not
+        included (`exact` is then False). Transformations that do not consist of one-tensor rules
+        read at least their state.
         """
         return sum([row.step_bytes for row in self.rows]) + self._flat
 
     @property
     def _flat(self) -> int:
-        """The bytes of vectors that are kept for all parameters together."""
+        """The bytes of vectors for all parameters together."""
         return self.shared - self.numbers
 
     def __str__(self) -> str:
@@ -158,7 +160,7 @@ class Summary:
         return plain(*self._parts()) if self.rows else "no parameters"
 
     def _parts(self) -> tuple[list[list[Table]], list[str]]:
-        """The tables, and the lines below them."""
+        """The tables and the notes below them."""
         seen = any(row.matrices for row in self.rows)
         head = ("parameter", "shape", *(("seen as",) if seen else ()), "entries", "state")
         right = (len(head) - 2, len(head) - 1)
@@ -170,7 +172,7 @@ class Summary:
             tables.append(Table(head, tuple(cells), tuple([x for x in lines if x]), right))
         notes = []
         if self.unfit:
-            notes = [f"patterns that fit no parameter: {', '.join(map(repr, self.unfit))}"]
+            notes = [f"patterns that match no parameter: {', '.join(map(repr, self.unfit))}"]
         return [tables, [self._totals()]], notes
 
     def _totals(self) -> Table:
@@ -189,23 +191,23 @@ class Summary:
 
 
 def summary(tx: base.GradientTransformation, params: Any) -> Summary:
-    """Tables of the rules that act on each parameter, how they see it, and what a step costs.
+    """Tables of the rules that act on each parameter, their matrix views, and memory.
 
-    Nothing of the size of a parameter is allocated, and no step is made.
+    No tensor of the size of a parameter is allocated, and no step is taken.
 
     Args:
         tx: a transformation.
-        params: a tree of parameters, such as `dict(model.named_parameters())`, whose order the
-            tables have; tensors without data will do.
+        params: a tree of parameters, such as `dict(model.named_parameters())`; the tables have its
+            order. May be on the meta device.
 
     Returns:
-        What prints as a table for each set of rules and kind of storage, with the totals below, in
-        frames if rich is installed. Rows that differ in numbers only, as those of the layers of a
-        network, are one. Its `rows` are one for each parameter: `path`, `shape`, `rules`, `view`
-        and `matrices`, `slots` with their storage, `left_out`, `entries` and `bytes` of its state.
-        `state_bytes`, `weight_bytes`, `grad_bytes` and `step_bytes` are the totals. A
-        transformation that is not made of one-tensor rules is one rule, with what it wraps in
-        parentheses.
+        A `Summary`. It prints one table for each set of rules and storage format, with totals
+        below, in frames if rich is installed. Rows whose paths differ in numbers only, such as
+        those of the layers of a network, are printed as one. It has one element of `rows` for each
+        parameter: `path`, `shape`, `rules`, `view` and `matrices`, `slots` with their storage,
+        `left_out`, `entries` and `bytes` of its state. `state_bytes`, `weight_bytes`, `grad_bytes`
+        and `step_bytes` are the totals. A transformation that does not consist of one-tensor rules
+        is one rule, with its inner rules in parentheses.
 
     Raises:
         ValueError, TypeError: as the transformation's own `init`.
@@ -239,7 +241,7 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
 
 
 def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) -> Summary:
-    """One summary of several trees, each with a name and a transformation of its own."""
+    """One summary of several trees, each with a name and a separate transformation."""
     rows: list[SummaryRow] = []
     asked: list[tuple[Answers, list[str]]] = []
     shared = numbers = 0
@@ -252,7 +254,7 @@ def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) ->
         exact = exact and _moves_no_more(tx)
         own = _grouped(_kept_by(tx, tx.init(empty), known), lambda x: x.path)
         rows += [_row(group, tx, path, p, own.get(path, [])) for path, p in known.items()]
-        if tx is not last:  # several parts of one tree have the same
+        if tx is not last:  # several parts of one tree share it
             every = own.get(None, [])
             shared += _bytes([x.tensor for x in every])
             numbers += _bytes([x.tensor for x in every if x.number])
@@ -264,7 +266,7 @@ def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) ->
 class StateTensor(NamedTuple):
     """A tensor of a state.
 
-    part: the transformation that keeps it. path: of its parameter; None if it belongs to all.
+    part: its transformation. path: of its parameter; None if it belongs to all.
     number: whether it is a step count, a carried scalar or a hyperparameter.
     """
 
@@ -298,7 +300,7 @@ def _row(group: str, tx: Any, path: str, p: Tensor, own: Sequence[StateTensor]) 
 
 
 def _slots(tx: Leafwise, path: str, p: Tensor) -> tuple[list[tuple[str, str]], str]:
-    """The slots of a leaf with their storage, and why they are not packed, if they are not."""
+    """The slots of a leaf with their storage, and why they are not packed."""
     found: list[tuple[str, str]] = []
     left_out = ""
     mine = tx.on(path, p)
@@ -330,7 +332,7 @@ def _name(rule: Rule, names: Sequence[str], field: str) -> str:
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """What has equal keys, in the order of the first."""
+    """Groups of items with equal keys, in the order of the first."""
     found: dict[Any, list[T]] = {}
     for x in items:
         found.setdefault(key(x), []).append(x)
@@ -346,7 +348,7 @@ def _cells(one: Folded, *, seen: bool) -> tuple[str, ...]:
 
 
 def folded(rows: Sequence[SummaryRow]) -> list[Folded]:
-    """Rows that differ in the numbers of their paths only as one, in the order of the first."""
+    """Rows whose paths differ in numbers only, merged, in the order of the first."""
 
     def kind(row: SummaryRow) -> Any:
         return _starred(row.path), row.shape, row.rules, row.matrices, row.storage
@@ -364,7 +366,7 @@ def _without_data(p: Any) -> Any:
 
 
 def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """The names of the rules that act on a parameter, and the matrices that it is seen as."""
+    """The names of the rules that act on a parameter, and its matrix views."""
     if isinstance(tx, Leafwise):
         mine = tx.on(path, p)
         placements = () if mine is None else mine.placements
@@ -391,7 +393,7 @@ def _parts_of(tx: Any) -> tuple[base.GradientTransformation, ...]:
 
 
 def _moves_no_more(tx: base.GradientTransformation) -> bool:
-    """Whether a step goes over each tensor once."""
+    """Whether a step reads each tensor once."""
     like = torch.empty((2, 2))
     return all(isinstance(part, Leafwise) for part in _parts_of(tx)) and all(
         x.rule.reduce is None and is_elementwise(x, like) for x in tx.placements

@@ -1,4 +1,4 @@
-"""Tables, and how far something is, as text: drawn by rich where it is installed."""
+"""Tables and progress as text; drawn by rich if it is installed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 WIDTH = 100
-"""How many characters a line has at most."""
+"""Maximum number of characters of a line."""
 
 FRAME = 3
-"""What a frame adds to the width of a column."""
+"""Additional width of a column in a frame."""
 
 NARROWEST = 20
-"""What the first column has at least, however long the others are."""
+"""Minimum width of the first column."""
 
 
 class Table(NamedTuple):
-    """Cells in columns. Those of the first are cut into lines where a table is too wide.
+    """Cells in columns. Those of the first column are wrapped if a table is too wide.
 
-    head: the names of the columns. rows: as many cells each. title: lines above it. right: the
-    columns of numbers, by index.
+    head: the names of the columns. rows: lists of cells. title: lines above it. right: the indices
+    of columns of numbers.
     """
 
     head: tuple[str, ...]
@@ -34,13 +34,13 @@ class Table(NamedTuple):
     right: tuple[int, ...] = ()
 
     def titles(self) -> list[str]:
-        """The lines of the title, none too long."""
+        """The lines of the title, wrapped."""
         return [
             x for line in self.title for x in textwrap.wrap(line, WIDTH, subsequent_indent="  ")
         ]
 
     def lines(self, width: int) -> list[tuple[str, ...]]:
-        """The rows in lines. width: that of the first column."""
+        """The rows in lines. width: of the first column."""
         found: list[tuple[str, ...]] = []
         for first, *others in self.rows:
             start, *more = textwrap.wrap(first, width) or [""]
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 def widths(tables: Sequence[Table]) -> list[int]:
-    """The widths of the columns of tables that stand below one another."""
+    """The widths of the columns of tables that are printed below one another."""
     every = [row for table in tables for row in (table.head, *table.rows)]
     first, *others = [max(map(len, column)) for column in zip(*every, strict=True)]
     room = WIDTH - sum(others) - FRAME * (1 + len(others)) - 1
@@ -58,7 +58,7 @@ def widths(tables: Sequence[Table]) -> list[int]:
 
 
 def drawn(blocks: Sequence[Sequence[Table]], notes: Sequence[str]) -> str:
-    """Tables and lines below them, in frames if rich is there.
+    """Tables and notes below them, in frames if rich is installed.
 
     blocks: tables of one block have columns of equal widths.
     """
@@ -123,7 +123,7 @@ PAUSE = 0.1
 def progress(
     text: str, total: int, show: bool | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
-    """A context with a function that takes how much of `total` is done.
+    """A context with a function that receives the finished part of `total`.
 
     show: False shows nothing; None (the default) shows it if stderr is a terminal.
     """

@@ -146,7 +146,7 @@ def test_a_change_of_momentum_leaves_the_average_where_it_is():
 
 def test_eval_params_says_what_it_needs():
     w = torch.ones(2)
-    with pytest.raises(ValueError, match="stands once"):
+    with pytest.raises(ValueError, match="occurs once"):
         fo.eval_params(fo.sgd(0.1).init(w), w)
     parts = {"a": fo.schedule_free_sgd(), "b": fo.schedule_free_sgd()}
     tx = fo.partition(parts, {"a": "a", "b": "b"})

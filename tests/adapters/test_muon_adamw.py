@@ -161,9 +161,9 @@ def test_what_cannot_be_is_said_when_it_is_built():
         MuonAdamW(model.parameters())
     with pytest.raises(ValueError, match="found no matrix of a hidden layer"):
         MuonAdamW(model.wte.named_parameters(prefix="wte"))
-    with pytest.raises(ValueError, match=r"'blocks\.\*\.up' in muon= .* fits no matrix"):
+    with pytest.raises(ValueError, match=r"'blocks\.\*\.up' in muon= .* matches no matrix"):
         MuonAdamW(model.named_parameters(), muon="blocks.*.up")
-    with pytest.raises(ValueError, match=r"views= .* fits no leaf of muon"):
+    with pytest.raises(ValueError, match=r"views= .* matches no leaf of muon"):
         MuonAdamW(model.named_parameters(), views={"head.weight": {"split": 7}})
     with pytest.raises(ValueError, match="-1"):
         MuonAdamW(model.named_parameters(), adamw_lr=-1.0)

@@ -119,7 +119,7 @@ VALUES = [
     (lambda: adapters.AdamW(consumed()), "got an empty parameter list"),
     (lambda: adapters.SGD([p() * 2]), "non-leaf Tensor"),
     (lambda: adapters.AdamW([p()], stored="int7"), "no storage 'int7'"),
-    (lambda: adapters.AdamW([p()], stored={"mu": "int8"}), "fits no slot"),
+    (lambda: adapters.AdamW([p()], stored={"mu": "int8"}), "matches no slot"),
     (lambda: adapters.AdamW([p()]).load_state_dict(of_two()), "load a checkpoint of this model"),
     (lambda: of(fo.adamw, lr=-1.0), "Invalid learning rate: -1.0"),
     (lambda: of(parted), "no answer for the leaf 'w'"),

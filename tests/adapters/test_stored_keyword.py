@@ -169,9 +169,9 @@ def test_averages_of_schedule_free_stay_in_full():
 
 def test_a_pattern_of_parameters_that_fits_none_is_said():
     policy = functools.partial(fo.stored, storage="int8", where="hiden")
-    with pytest.warns(UserWarning, match="pattern 'hiden' of the mask fits no leaf"):
+    with pytest.warns(UserWarning, match="pattern 'hiden' of the mask matches no leaf"):
         adapters.Optimizer(model().items(), fo.adam, stored=policy)
-    with pytest.warns(UserWarning, match="pattern 'heeden' of the mask fits no leaf"):
+    with pytest.warns(UserWarning, match="pattern 'heeden' of the mask matches no leaf"):
         fo.stored(fo.adam(), "int8", where="heeden").init(dict(model()))
 
 

@@ -187,9 +187,9 @@ def test_a_load_leaves_the_views_that_are_there():
 
 def test_a_pattern_that_fits_nothing_is_told():
     model = nn.ModuleDict({"qkv": nn.Linear(4, 12)})
-    with pytest.warns(UserWarning, match=r"'qkv.wieght' of the views fits no leaf"):
+    with pytest.warns(UserWarning, match=r"'qkv.wieght' of the views matches no leaf"):
         adapters.SOAP(model.named_parameters(), views={"qkv.wieght": {"split": 3}})
-    with pytest.warns(UserWarning, match=r"'qkv.weight' of the views fits no leaf"):
+    with pytest.warns(UserWarning, match=r"'qkv.weight' of the views matches no leaf"):
         adapters.SOAP(model.parameters(), views={"qkv.weight": {"split": 3}})
 
 

@@ -283,7 +283,7 @@ def stepped(tx, p, times=2):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_init_warns_once(name):
-    with pytest.warns(UserWarning, match=r"'head\.\*' of the (mask|labels) fits no leaf") as seen:
+    with pytest.warns(UserWarning, match=r"'head\.\*' of the (mask|labels) matches no leaf") as seen:
         stepped(RECIPES[name](), tree())
     assert len(seen) == 1
     stepped(RECIPES[name](), tree())  # a warning is an error here
@@ -293,7 +293,7 @@ def test_init_warns_once(name):
 @pytest.mark.parametrize("name", [x for x in RECIPES if x != "whole trees"])
 def test_an_object_warns_once_when_it_is_built(name, compile):
     model = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 1)})
-    with pytest.warns(UserWarning, match=r"fits no leaf; there are 'body\.weight'") as seen:
+    with pytest.warns(UserWarning, match=r"matches no leaf; there are 'body\.weight'") as seen:
         opt = adapters.Optimizer(model.named_parameters(), RECIPES[name], compile=compile)
     assert len([x for x in seen if "head" in str(x.message)]) == 1
     for p in model.parameters():
@@ -335,7 +335,7 @@ def test_a_traced_init_says_nothing(fresh_dynamo):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         torch.compile(RECIPES["masked"]().init, backend="eager", fullgraph=True)(tree())
-    assert not [x for x in seen if "fits no leaf" in str(x.message)]
+    assert not [x for x in seen if "matches no leaf" in str(x.message)]
 
 
 @pytest.mark.parametrize("compile", [True, False])
@@ -347,6 +347,6 @@ def test_so_does_a_storage_that_packs_no_parameter(make, compile):
         return fo.stored(tx, "int8", where="head.*")
 
     model = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 1)})
-    with pytest.warns(UserWarning, match=r"'head\.\*' of the mask fits no leaf") as seen:
+    with pytest.warns(UserWarning, match=r"'head\.\*' of the mask matches no leaf") as seen:
         getattr(adapters, make)(model.named_parameters(), stored=stored, compile=compile)
     assert len(seen) == 1

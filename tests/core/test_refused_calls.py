@@ -212,7 +212,7 @@ NUMBERS: list[Any] = [
     (lambda: fo.as_matrix(fo.adam(0.1)), "without a rule that takes batches"),
     (lambda: fo.muon().init(PARAMS), "use muon_adamw, or adapters.MuonAdamW"),
     (lambda: fo.muon_adamw(muon="body.*").init(NAMED), r"'body\.\*' in muon= .* are 'down|'up"),
-    (lambda: fo.muon_adamw(muon="up.bias").init(NAMED), "'up.bias' in muon= .* fits no matrix"),
+    (lambda: fo.muon_adamw(muon="up.bias").init(NAMED), "'up.bias' in muon= .* matches no matrix"),
     (lambda: fo.muon_adamw(adamw=("head", "tail")).init(NAMED), "'tail' in adamw= .* no parameter"),
     (lambda: fo.muon_adamw(muon="up", adamw="*.weight").init(NAMED), "'up.weight' for muon as"),
     (lambda: fo.muon_adamw(adamw="*").init(NAMED), "found no matrix of a hidden layer among"),
@@ -233,7 +233,7 @@ NUMBERS: list[Any] = [
     ],
     # storage
     (lambda: fo.stored(fo.adam(), "int7"), "no storage 'int7'"),
-    (lambda: fo.stored(fo.adam(), {"mu": "int8"}), "fits no slot"),
+    (lambda: fo.stored(fo.adam(), {"mu": "int8"}), "matches no slot"),
     (lambda: fo.stored(fo.adam(), "int8", block_size=100), "power of two"),
     (lambda: fo.stored(fo.adam(), "int8", min_size=-1), "min_size"),
     (lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}), "average or a copy of the"),
@@ -257,7 +257,7 @@ NUMBERS: list[Any] = [
     ),
     (
         lambda: fo.stored(fo.master_weights(fo.sgd(0.1, 0.9)), {"weight_low16": "bfloat16"}),
-        "fits no slot",
+        "matches no slot",
     ),
     (
         lambda: fo.chain(fo.master_weights(fo.sgd(0.1)), fo.flatten(fo.sign())),

@@ -159,10 +159,10 @@ def test_what_is_not_packed_is_said_and_why():
 
 def test_patterns_that_fit_nothing_are_listed():
     tx = fo.chain(fo.freeze("hed"), fo.stored(fo.adam(), "int8", where=("h", "imbed", "*")))
-    with pytest.warns(UserWarning, match="fits no leaf"):
+    with pytest.warns(UserWarning, match="matches no leaf"):
         table = fo.summary(tx, model())
     assert table.unfit == ("hed", "imbed")
-    assert repr(table).splitlines()[-1] == "patterns that fit no parameter: 'hed', 'imbed'"
+    assert repr(table).splitlines()[-1] == "patterns that match no parameter: 'hed', 'imbed'"
     assert "'hed', 'imbed'" in str(table)
     assert fo.summary(fo.stored(fo.adam(), "int8", where="h"), model()).unfit == ()
 

@@ -408,7 +408,7 @@ def test_without_a_process_group_it_says_what_to_call():
 
 @pytest.mark.parametrize("inner", [fo.add_noise(0.1, 0.5, seed=0), fo.flatten(fo.adam())])
 def test_what_measures_by_itself_is_refused(inner):
-    with pytest.raises(TypeError, match="made of one-tensor rules"):
+    with pytest.raises(TypeError, match="consist of one-tensor rules"):
         fo.sharded_over(inner)
-    with pytest.raises(TypeError, match="made of one-tensor rules"):
+    with pytest.raises(TypeError, match="consist of one-tensor rules"):
         fo.sharded_over(fo.chain(fo.adam(), inner))

@@ -251,7 +251,7 @@ def test_numbers_are_those_of_get():
     assert not any(name.startswith("exp_avg") for name in found)
     assert all(found[name] == float(fo.get(state, name)) for name in found)
     assert list(fo.numbers(state, "x", "lr")) == ["x", "lr"]
-    with pytest.raises(KeyError, match="no single number called 'exp_avg'; it has step"):
+    with pytest.raises(KeyError, match="no scalar called 'exp_avg'; it has step"):
         fo.numbers(state, "exp_avg")
 
 

@@ -248,7 +248,7 @@ def test_a_module_and_its_gradients_stay(vmaps):
     net = Net(nn.Tanh())
     before, versions = copy.deepcopy(net.state_dict()), [p._version for p in net.parameters()]
     params = dict(net.named_parameters())
-    with nullcontext() if vmaps else pytest.warns(RuntimeWarning, match="in turn"):
+    with nullcontext() if vmaps else pytest.warns(RuntimeWarning, match="one after another"):
         found = sweep(fo.adamw if vmaps else branching, loss_fn=loss_of(net), params=params)
     assert_close(found.losses, runs(fo.adamw, loss_fn=loss_of(net), params=detached(net)), 1e-12)
     assert_close(net.state_dict(), before, 0.0)
@@ -288,7 +288,7 @@ def test_all_runs_see_the_same_random_numbers(vmaps, chunk):
     net = Net(nn.Dropout(0.5))
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    with nullcontext() if vmaps else pytest.warns(RuntimeWarning, match="in turn"):
+    with nullcontext() if vmaps else pytest.warns(RuntimeWarning, match="one after another"):
         factory = fo.adamw if vmaps else branching
         found = sweep(factory, loss_fn=loss_of(net), params=detached(net), chunk=chunk)
     assert torch.equal(torch.get_rng_state(), before)
@@ -342,7 +342,7 @@ def test_a_recipe_or_loss_that_branches_runs_in_turn():
     with pytest.warns(RuntimeWarning, match="vmap refuses the loss or the recipe .RuntimeError"):
         found = sweep(branching)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
-    with pytest.warns(RuntimeWarning, match="the values run in turn"):
+    with pytest.warns(RuntimeWarning, match="the values run one after another"):
         found = sweep(loss_fn=looking, chunk=2)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
 
@@ -351,7 +351,7 @@ def test_a_loss_may_be_refused_late():
     def late(params, x, y):
         return looking(params, x, y) if x[0, 0] == batches()[2][0][0, 0] else loss_fn(params, x, y)
 
-    with pytest.warns(RuntimeWarning, match="in turn"):
+    with pytest.warns(RuntimeWarning, match="one after another"):
         found = sweep(loss_fn=late)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
 
@@ -412,7 +412,7 @@ def test_what_cannot_be_compiled_runs_without(monkeypatch):
     with pytest.warns(RuntimeWarning, match="torch.compile failed .*some construct.* eagerly"):
         found = sweep(compile=True)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
-    with pytest.warns(RuntimeWarning, match="in turn"):
+    with pytest.warns(RuntimeWarning, match="one after another"):
         sweep(branching, compile=True)
 
 
