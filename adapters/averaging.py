@@ -1,4 +1,4 @@
-"""Optimizer objects whose parameters are other ones in training than in evaluation."""
+"""Optimizer objects with different parameters for training and evaluation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
 
 TRAINING = "train_mode"
-"""The entry of a parameter group that says in which mode its parameters are."""
+"""The key of a parameter group for the mode of its parameters."""
 
 
 class AveragingOptimizer(Optimizer):
-    """An `Optimizer` for recipes with `schedule_free` or `gpa`, with a mode for each use.
+    """An `Optimizer` for recipes with `schedule_free` or `gpa`, with a training and an evaluation
+    mode.
 
-    In training the parameters are those where gradients are taken; a new optimizer is in this mode.
-    `eval()` puts the averages into the parameters, in place, and `train()` puts back what stands
-    for them in training. Call `eval()` before the model is evaluated, exported, or saved for use,
-    and `train()` before the next step. The parameters then are what they were but for rounding.
+    In training mode the parameters are the points at which gradients are taken; a new optimizer is
+    in this mode. `eval()` writes the averages into the parameters, in place, and `train()` restores
+    the parameters of training, up to rounding. Call `eval()` before you evaluate, export, or save
+    the model for inference, and `train()` before the next step.
 
-    A checkpoint of model and optimizer may be written in either mode, and a run that is resumed
-    from it goes on bitwise: the mode is in the parameter groups, as `train_mode`. Load both.
+    You can save a checkpoint of model and optimizer in either mode, and a resumed run is bitwise
+    equal: the mode is in the parameter groups, as `train_mode`. Load both.
 
     Args:
         params, recipe, compile, stored, hyperparameters: those of :class:`Optimizer`.
@@ -60,7 +61,7 @@ class AveragingOptimizer(Optimizer):
         return all(group.get(TRAINING, True) for group in self.param_groups)
 
     def train(self, mode: bool = True) -> None:
-        """Put the parameters for training in place.
+        """Write the parameters of training into the parameters.
 
         Args:
             mode: False does what `eval` does, as in torch.nn.Module.
@@ -70,11 +71,11 @@ class AveragingOptimizer(Optimizer):
         return self._switch(True, from_average)
 
     def eval(self) -> None:
-        """Put the averages in place of the parameters."""
+        """Write the averages into the parameters."""
         return self._switch(False, to_average)
 
     def _switch(self, training: bool, other: Callable[[Tensor, Tensor, float], Tensor]) -> None:
-        """Bring all groups into a mode, without letting Ctrl-C between. other: one point from z."""
+        """Set the mode of all groups, without interruption by Ctrl-C. other: one point from z."""
         late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
 
         def replace() -> None:
@@ -97,9 +98,9 @@ class AveragingOptimizer(Optimizer):
         """
         if not self.training:
             raise RuntimeError(
-                f"{type(self).__name__} is in evaluation mode, where the parameters are averages "
-                "that no gradient was meant for; call opt.train() before the forward pass, and "
-                "opt.eval() before the model is evaluated or saved for use."
+                f"{type(self).__name__} is in evaluation mode, in which the parameters are "
+                "averages, not the points of the gradients; call opt.train() before the forward "
+                "pass, and opt.eval() before you evaluate the model or save it for inference."
             )
         return super()._step(closure)
 
@@ -109,7 +110,7 @@ class AveragingOptimizer(Optimizer):
         """The recipe, called with a group's hyperparameters.
 
         Raises:
-            TypeError: if nothing in it averages.
+            TypeError: if it contains no average.
         """
         tx = super().transform(group)
         if isinstance(tx, base.GradientTransformation) and not any(

@@ -1,4 +1,4 @@
-"""What all optimizer objects share: torch.optim.Optimizer over a transformation of each group."""
+"""The base of all optimizer objects: torch.optim.Optimizer over a transformation of each group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from functional_optim.kernels import private
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with torch's hooks and its entry in profiles, without their 5 µs where nobody asks."""
+    """A step with torch's hooks and its record in profiles, only if there are hooks or a
+    profiler."""
     announced = torch.optim.Optimizer.profile_hook_step(step)
 
     @functools.wraps(step)
@@ -62,8 +63,8 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 def _without_compiler(method: Any, *args: Any) -> Any:
     """Call a method of torch's Optimizer.
 
-    torch hides some from its compiler by a wrapper that imports it, in a second. A step that is not
-    being compiled needs no hiding.
+    torch hides some methods from its compiler by a wrapper whose import takes a second. A step that
+    is not being compiled does not need the wrapper.
     """
     hidden = method.__func__
     by_torch = hidden.__globals__["__name__"].startswith("torch.")  # and not by another library
@@ -73,19 +74,19 @@ def _without_compiler(method: Any, *args: Any) -> Any:
 
 
 class OptimizerBase(torch.optim.Optimizer):
-    """The part that every optimizer object shares: `step` and loading, over `transform(group)`.
+    """The base class of optimizer objects: `step` and loading, over `transform(group)`.
 
-    A drop-in inherits from this class and, after it, from torch's own, which gives it torch's
-    signature, errors, defaults and `isinstance`.
+    A drop-in inherits from this class and, after it, from torch's class, for torch's signature,
+    errors, defaults and `isinstance`.
 
     compile: run compiled kernels; False runs the rules eagerly, and "strict" raises a RuntimeError
         at a step that cannot be compiled, where True falls back with a warning.
-    stored: how slots are stored, unless a group says it for itself; see `Optimizer`.
+    stored: storage format of slots, unless a group sets it; see `Optimizer`.
     capturable: keep step counts and carried scalars on the device; see `Optimizer`.
-    counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
-        and Muon.
+    counts_steps: keep `step` in each parameter's state, as all of torch's optimizers except SGD and
+    Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
-    keeps_trees: keep the state of a transformation of whole trees by its paths.
+    keeps_trees: keep the state of a custom transformation of trees by its paths.
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
@@ -101,16 +102,17 @@ class OptimizerBase(torch.optim.Optimizer):
             cls.__init__ = explaining(cls.__init__)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """The transformation that a parameter group asks for."""
+        """The transformation of a parameter group."""
         raise NotImplementedError
 
     def checked_transform(
         self, group: dict[str, Any], *, in_step: bool = False
     ) -> base.GradientTransformation:
-        """`transform`, with slots stored as asked for; raises TypeError if that is none.
+        """`transform`, with the storage of `stored`; raises TypeError if it is not a
+        transformation.
 
-        in_step: take numbers that are out of range, as torch does after construction: its own
-        LinearLR comes to a learning rate of -2e-19.
+        in_step: accept hyperparameters that are out of range, as torch does after construction: its
+            LinearLR reaches a learning rate of -2e-19.
         """
         tx = forgetting_calls(in_step, numeric.trusting, in_step, self.transform, group)
         if not isinstance(tx, base.GradientTransformation):
@@ -121,7 +123,7 @@ class OptimizerBase(torch.optim.Optimizer):
         return forgetting_calls(in_step, with_storage, tx, storage_of(self, group))
 
     def _check_selections(self) -> None:
-        """Warn of patterns, of the recipe or of how slots are stored, that fit no parameter."""
+        """Warn of patterns of the recipe or of `stored` that match no parameter."""
         if not torch.compiler.is_compiling():
             groups = self.param_groups
             check_choices(
@@ -133,19 +135,20 @@ class OptimizerBase(torch.optim.Optimizer):
 
         Args:
             closure: reevaluates the model and returns the loss. Called once, with gradients
-                enabled, before the gradients are read. Rules that ask for `value` get the loss.
+                enabled, before the gradients are read. Rules that take `value` receive the loss.
 
         Returns:
             The closure's loss; None without a closure.
 
         Raises:
-            RuntimeError: for a gradient that the algorithm does not take; without a closure, if the
-                recipe asks for the loss.
-            TypeError, ValueError: for a gradient or slot that does not suit its parameter, and for
-                parameters with gradients, or their slots, that share memory.
+            RuntimeError: for a gradient that the algorithm does not support; without a closure, if
+                the recipe needs the loss. TypeError, ValueError: for a gradient or slot that does
+                not fit its parameter, and for parameters with gradients, or their slots, that share
+                memory.
 
-        A step that raises has changed neither parameters nor state (but for rules on DTensors, as
-        they run while it is written); one that Ctrl-C interrupts has changed none of them, or all.
+        A step that raises an error changes neither parameters nor state (except with rules on
+        DTensors, which run while results are written). A step that Ctrl-C interrupts changes either
+        nothing or everything.
         """
         loss = None
         if closure is not None:
@@ -203,10 +206,10 @@ class OptimizerBase(torch.optim.Optimizer):
             raise
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        """Raise RuntimeError for a gradient that the rules cannot take."""
+        """Raise RuntimeError for a gradient that the rules do not support."""
 
     def dense_gradient(self, g: Tensor, group: dict[str, Any]) -> Tensor:
-        """A sparse gradient as the rules of this group take it."""
+        """A sparse gradient in the form that the rules of this group support."""
         return g
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -217,7 +220,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
         Raises:
             TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
-                optimizer is then as it was.
+                optimizer is then unchanged.
         """
         given = with_kernels(param_group)
         transaction(self, self._add_checked, super().add_param_group, given)
@@ -232,7 +235,7 @@ class OptimizerBase(torch.optim.Optimizer):
             if "without names to the optimizer" not in str(error):
                 raise
             raise ValueError(
-                f"{error}; pass pairs of names and parameters, as module.named_parameters() gives."
+                f"{error}; pass pairs of names and parameters, such as module.named_parameters()."
             ) from None
         group = self.param_groups[-1]
         self.check_parameters(group)
@@ -245,9 +248,9 @@ class OptimizerBase(torch.optim.Optimizer):
             check_parts(tx.placements, named(group))
 
     def _check_keys(self, group: dict[str, Any]) -> None:
-        """Raise TypeError for a hyperparameter of a new group that nobody reads.
+        """Raise TypeError for an unused hyperparameter of a new group.
 
-        Drop-ins let it pass, as torch does.
+        Drop-ins accept it, as torch does.
         """
 
     def check_parameters(self, group: dict[str, Any]) -> None:
@@ -256,7 +259,7 @@ class OptimizerBase(torch.optim.Optimizer):
         base.check_params(dict(zip(names, group["params"], strict=True)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, as torch does.
+        """Reset the gradients, as torch does.
 
         Args:
             set_to_none: set each to None (the default), or fill it with zeros.
@@ -264,56 +267,55 @@ class OptimizerBase(torch.optim.Optimizer):
         _without_compiler(super().zero_grad, set_to_none)
 
     def state_dict(self, *, decoded: bool = False) -> dict[str, Any]:
-        """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict.
+        """State and parameter groups in torch's format; see torch.optim.Optimizer.state_dict.
 
-        A schedule, or another function, among a group's hyperparameters is code: None stands in its
-        place, and `load_state_dict` leaves the one that is there. So it does with `stored`, and
-        with `views`.
+        A schedule, or another function, among a group's hyperparameters is code: it is saved as
+        None, and `load_state_dict` keeps the optimizer's function. The same holds for `stored` and
+        `views`.
 
         Args:
-            decoded: slots that `fo.stored` has packed, whole, in float32, under torch's own keys,
-                so that torch.optim's class loads them. See `adapters.decode_slots`.
+            decoded: decode slots that `fo.stored` has packed, to float32 under torch's keys, so
+                that torch.optim's class can load them. See `adapters.decode_slots`.
         """
         saved = _without_compiler(super().state_dict)
-        for group in saved.get("param_groups", ()):  # hooks of the user may return something else
+        for group in saved.get("param_groups", ()):  # hooks of the user may return other objects
             group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
         return decode_slots(self, saved) if decoded else saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class or of the torch.optim class that it stands for.
+        """Load a state dict of this class or of the torch.optim class that it replaces.
 
         Args:
-            state_dict: from `state_dict()`. A slot that it lacks starts again at the next step.
-                Slots that `fo.stored` has packed, here or there, are decoded, or packed with
-                rounding to the nearest, as this optimizer keeps them.
-                Where a hyperparameter here is a schedule, it stays. Counts of the optimizer that
-                differ between parameters are brought into phase: those of the parameter with the
-                most steps count, and what the rule has collected for others starts again.
+            state_dict: from `state_dict()`. Missing slots are initialized at the next step. Packed
+                slots are decoded, or packed with rounding to nearest, to the storage format of this
+                optimizer. Schedules among the hyperparameters of this optimizer are kept. Counts of
+                the optimizer that differ between parameters are made equal: those of the parameter
+                with the most steps are used, and the slots of the rule are reset for the others.
 
         Raises:
-            ValueError, TypeError: if it does not fit: one error for all parameters. Where both name
-                their parameters, names and order must be equal, but for what torch's wrappers put
-                into them. The optimizer is then as it was.
+            ValueError, TypeError: if it does not fit: one error for all parameters. If both have
+                parameter names, names and order must be equal, except for prefixes of torch's
+                wrappers. The optimizer is then unchanged.
         """
         load = super().load_state_dict
         load_checked(self, lambda given: _without_compiler(load, given), state_dict)
 
     def numbers(self, *names: str) -> dict[str, float]:
-        """All single numbers of the states, read at once; see `functional_optim.numbers`.
+        """All scalars of the states, read at once; see `functional_optim.numbers`.
 
-        These are `step`, the largest count of steps; hyperparameters, those of schedules as they
-        were at the last step; what the optimizer counts once; and what the state of each parameter
-        has, such as the numbers of `monitor(per_tensor=True)`. The latter stand under the name and
-        the parameter's name, or its place in the group: `"cosine/layer.weight"`, `"cosine/0"`. With
-        several groups hyperparameters stand under name and group, `"lr/0"`, and places are counted
+        These are `step`, the largest count of steps; hyperparameters, with the values of schedules
+        at the last step; counts of the optimizer; and scalars of each parameter's state, such as
+        those of `monitor(per_tensor=True)`. The latter have the keys name/parameter, with the
+        parameter's name or its index in the group: `"cosine/layer.weight"`, `"cosine/0"`. With
+        several groups, hyperparameters have the keys name/group, `"lr/0"`, and indices are counted
         in the group, `"cosine/0.1"`.
 
         Args:
             names: those to read, as in `functional_optim.numbers`. Default: all.
 
         Raises:
-            KeyError: for a name under which there is no single number.
+            KeyError: for a name without a scalar.
 
         Example::
 
@@ -330,14 +332,14 @@ class OptimizerBase(torch.optim.Optimizer):
         return numbers_of(self, names)
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
-        """Raise ValueError if what was loaded does not fit.
+        """Raise ValueError if the loaded state does not fit.
 
-        given: what was loaded, behind all hooks. before: names in the groups before the load.
+        given: the loaded dict, after all hooks. before: names in the groups before the load.
         """
         check_loaded(self, given, before)
 
     def __str__(self) -> str:
-        from functional_optim.adapters.summary import text_of_groups  # which no step needs
+        from functional_optim.adapters.summary import text_of_groups  # not needed by steps
 
         return f"{self!r}\n{text_of_groups(self)}"
 
@@ -350,12 +352,12 @@ class OptimizerBase(torch.optim.Optimizer):
         known = "differentiable" in (state["defaults"] if copied else self.defaults)
         try:
             super().__setstate__(state)
-        except KeyError as missing:  # in torch's own, for the state of another algorithm
+        except KeyError as missing:  # in torch's code, for the state of another algorithm
             raise ValueError(
                 f"{_without(state, missing.args[0])}, which {type(self).__name__} needs; load a "
                 "checkpoint of the same kind of optimizer."
             ) from None
-        if not known:  # torch adds it, and a group that is added later would be unlike the others
+        if not known:  # torch adds it, and a group added later would differ from the others
             self.defaults.pop("differentiable", None)
         for mine in self.state.values():
             for key, value in mine.items():
@@ -364,7 +366,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
 
 def _without(state: dict[str, Any], key: str) -> str:
-    """Which parameter of a loaded state lacks a slot, and what it has, for an error."""
+    """A parameter of a loaded state that lacks a slot, and its slots, for an error."""
     for k, group in enumerate(state["param_groups"]):
         for i, p in enumerate(group["params"]):
             mine = state["state"].get(p)

@@ -16,8 +16,8 @@ from functional_optim.engine.group import how_to
 
 CAPTURABLE, UNCAPTURABLE = ["cuda", "xpu", "hpu", "xla"], ("cpu", "meta", "mps", "mtia")
 FUSED, UNFUSED = ["mps", "cuda", "xpu", "hpu", "cpu", "mtia"], ("meta", "xla")
-"""The devices of torch that take an argument, for its words, and those that do not. Devices that
-other packages add are left to them."""
+"""The devices of torch that support an argument, for its messages, and those that do not. Devices
+of other packages are not checked."""
 
 DOC = """{summary}
 
@@ -42,33 +42,34 @@ Example::
     >>> bool(w.trace() < 2)
     True
 """
-"""What each drop-in's docstring becomes."""
+"""The docstring of each drop-in."""
 
 STORED = """
-    stored: how slots are stored, as in :class:`Optimizer`; None (the default): as in torch."""
+    stored: storage format of slots, as in :class:`Optimizer`; None (the default): as in torch."""
 
 
 TORCHS = {
     "foreach": "\n    Beyond torch's checks, nothing depends on `foreach`.",
-    "fused": "\n    `fused` keeps step counts on the device and does what a scaler leaves to it.",
+    "fused": "\n    `fused` keeps step counts on the device and unscales gradients.",
 }
-"""What is said of arguments that choose an implementation in torch."""
+"""Notes on arguments that select an implementation in torch."""
 
 
 class DropIn(OptimizerBase):
-    """A class of torch.optim whose steps are run by a recipe.
+    """A class of torch.optim whose steps run a recipe.
 
     A subclass has the signature of torch's class of its name, and the keywords `compile` and
     `stored`. Editors and type checkers read it in drop_ins.pyi, which `make lists` writes. Its
-    hyperparameters are named as the recipe's are, so the recipe is called with a parameter group.
+    hyperparameters have the recipe's names, so the recipe is called with a parameter group.
 
     recipe: the function that makes the transformation.
-    how: the keywords that say how it is run.
-    sparse: what a sparse gradient does: raises "never", moves its rows only ("lazy").
-    refusal: the error of the first.
-    counted: what torch's error for `capturable` on a wrong device calls the tensors of numbers.
-    backward: how its docstring's example makes gradients.
-    optional: hyperparameters that a loaded group may lack, besides those that torch's class adds.
+    how: the keywords for execution.
+    sparse: support of sparse gradients: "never" raises an error, "lazy" steps their rows only.
+    refusal: the error of "never".
+    counted: the name of the scalar tensors in torch's error for `capturable` on a wrong device.
+    backward: how its docstring's example computes gradients.
+    optional: hyperparameters that a loaded group may lack, in addition to those that torch's class
+    adds.
     """
 
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
@@ -81,7 +82,7 @@ class DropIn(OptimizerBase):
     _names: ClassVar[tuple[str, ...]] = ()
 
     def _construct(self, arguments: dict[str, Any]) -> None:
-        """Call torch's constructor. arguments: of the drop-in's own, by name."""
+        """Call torch's constructor. arguments: those of the drop-in, by name."""
         own = type(self).__name__
         name = own.lower() if hasattr(algorithms, own.lower()) else type(self).recipe.__name__
         instead = f"adapters.Optimizer(params, fo.{name}, lr=schedule)"
@@ -93,7 +94,7 @@ class DropIn(OptimizerBase):
         if callable(self.stored):
             self._check_selections()
         if arguments.get("fused"):
-            self._step_supports_amp_scaling = True  # torch 2.11's own Adagrad does not say so
+            self._step_supports_amp_scaling = True  # torch 2.11's Adagrad does not set it
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:
@@ -101,10 +102,10 @@ class DropIn(OptimizerBase):
             cls.__init__ = constructor(cls.__name__, theirs.values(), cls.how)
         super().__init_subclass__()
         if "recipe" in cls.__dict__:
-            own = inspect.signature(cls).parameters  # the recipe may take more
+            own = inspect.signature(cls).parameters  # the recipe may have more
             names = inspect.signature(cls.recipe).parameters
             cls._names = tuple([name for name in names if name in own])
-        if cls.__module__ == __name__ and cls.__doc__:  # -OO leaves none
+        if cls.__module__ == __name__ and cls.__doc__:  # None with -OO
             cls.__doc__ = _documented(cls)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -134,7 +135,7 @@ class DropIn(OptimizerBase):
 
 
 def _documented(drop_in: type[DropIn]) -> str:
-    """The docstring of a drop-in within the text of all: its own says what its state is."""
+    """The docstring of a drop-in from the common template; its own part describes the state."""
     parameters = inspect.signature(drop_in).parameters
     kept = "".join([TORCHS[name] for name in ("foreach", "fused") if name in parameters])
     return DOC.format(
@@ -156,16 +157,16 @@ class Adadelta(DropIn, torch.optim.Adadelta):
 
 class Adafactor(DropIn, torch.optim.Adafactor):
     """torch.optim.Adafactor, run by `functional_optim.adafactor`. State: `step`; `row_var` and
-    `col_var`, or `variance` below two dimensions.
+    `col_var`, or `variance` for fewer than two dimensions.
     """
 
     recipe = algorithms.adafactor
 
 
 class Adagrad(DropIn, torch.optim.Adagrad):
-    """torch.optim.Adagrad, run by `functional_optim.adagrad`. State: `step` and `sum`, made at
-    construction, as in torch. Sparse gradients move their rows only; with weight decay or `fused`
-    they are refused, as in torch. With `stored` state is made at the first step.
+    """torch.optim.Adagrad, run by `functional_optim.adagrad`. State: `step` and `sum`, created at
+    construction, as in torch. Sparse gradients step their rows only; with weight decay or `fused`
+    they raise an error, as in torch. With `stored`, state is created at the first step.
     """
 
     recipe = algorithms.adagrad
@@ -175,7 +176,7 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     def _construct(self, arguments: dict[str, Any]) -> None:
         super()._construct(arguments)
         if self.stored is not None or any(KEY in group for group in self.param_groups):
-            self.state.clear()  # what torch has made
+            self.state.clear()  # created by torch
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         super().check_gradient(p, g, group)
@@ -260,8 +261,8 @@ class Rprop(DropIn, torch.optim.Rprop):
 
 class SGD(DropIn, torch.optim.SGD):
     """torch.optim.SGD, run by `functional_optim.sgd`. State: `momentum_buffer`, if there is
-    momentum. No step count, as in torch. Sparse gradients move their rows only; with momentum or
-    weight decay they are made dense, and with `fused` refused, as in torch.
+    momentum. No step count, as in torch. Sparse gradients step their rows only; with momentum or
+    weight decay they are converted to dense; with `fused` they raise an error, as in torch.
     """
 
     recipe = algorithms.sgd

@@ -25,11 +25,11 @@ PAIRS = ("old_stps", "old_dirs", "ro")
 class LBFGS(OptimizerBase, torch.optim.LBFGS):
     """torch.optim.LBFGS, run by the transitions of `functional_optim.lbfgs`.
 
-    Takes torch's arguments with torch's defaults, and evaluates at the same points. Other than
-    torch's it also takes parameters of any strides, steps after deepcopy and pickle, and leaves
-    parameters and state as they were before the step if the closure raises.
+    It has torch's arguments and defaults, and evaluates at the same points. Unlike torch's class,
+    it also accepts parameters of any strides, steps after deepcopy and pickle, and restores
+    parameters and state if the closure raises an error.
 
-    State, with the first parameter, as torch keeps it: `func_evals`, `n_iter`, `d`, `t`,
+    State, with the first parameter, as in torch: `func_evals`, `n_iter`, `d`, `t`,
     `old_dirs`, `old_stps`, `ro`, `al`, `H_diag`, `prev_flat_grad`, `prev_loss`.
 
     Raises:
@@ -63,7 +63,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
     def checked_transform(
         self, group: dict[str, Any], *, in_step: bool = False
     ) -> base.GradientTransformation:
-        """As for all; an unknown search is refused by the step only, as by torch's."""
+        """As for all; only the step raises an error for an unknown line search, as in torch."""
         given = group if in_step else {**group, "line_search_fn": None}
         return super().checked_transform(given, in_step=in_step)
 
@@ -91,11 +91,11 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         refuse("the loaded state", faults, "load an undamaged checkpoint of this model")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make up to `max_iter` iterations.
+        """Run up to `max_iter` iterations.
 
         Args:
             closure: clears the gradients, computes the loss, calls its backward, and returns it.
-                Called up to `max_eval` times (a line search may need one more) with gradients
+                Called up to `max_eval` times (a line search may need one more call) with gradients
                 enabled.
 
         Returns:
@@ -130,9 +130,9 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
     def _run(
         self, closure: Callable[[], Any], flat: Ravel, before: list[tuple[Tensor, Tensor]]
     ) -> Any:
-        """The run; writes the state at its end, when nothing can raise any more.
+        """The run; writes the state at its end, after the last possible error.
 
-        before: what the parameters were, emptied once the step is done.
+        before: the initial parameters, emptied once the step is done.
         """
         settings, mesh = settings_of(self.param_groups[0], flat), sharding.mesh_of(flat.leaves)
         loss = closure()
@@ -158,7 +158,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
 
 
 def flat_of(params: list[Tensor]) -> Ravel:
-    """The parameters as one vector in the widest of their dtypes, as torch computes."""
+    """The parameters as one vector in the widest of their dtypes, as in torch."""
     dtypes = [real_dtype(p) for p in params]
     return Ravel(params, dtype=reduce(torch.promote_types, dtypes) if dtypes else None)
 
@@ -172,7 +172,7 @@ def settings_of(group: dict[str, Any], flat: Ravel) -> Settings:
 
 
 def past_of(old: dict[str, Any], flat: Ravel) -> Past:
-    """What the state of the first parameter says of the steps before this one."""
+    """The run so far, from the state of the first parameter."""
 
     def wide(x: Any) -> Any:
         return x.to(flat.dtype) if isinstance(x, Tensor) else x
@@ -190,7 +190,7 @@ def past_of(old: dict[str, Any], flat: Ravel) -> Past:
 
 
 def state_of(run: Run, old: dict[str, Any], history_size: int) -> dict[str, Any]:
-    """What torch keeps of a run, in its types."""
+    """The state of a run in torch's format."""
     counts = {"func_evals": old.get("func_evals", 0) + run.evals, "n_iter": run.n_iter}
     if not run.here:
         return counts
@@ -228,18 +228,18 @@ def write(flat: Ravel, x: Tensor) -> None:
 
 
 def check_undivided(params: list[Tensor], name: str = "LBFGS") -> None:
-    """Raise ValueError for a process's part of parameters, whose inner products are not known."""
+    """Raise ValueError for flattened shards of parameters, whose inner products are not known."""
     if any(sharding.flat_parts(params)):
         raise ValueError(
-            f"{name} needs inner products over the whole model, but FullyShardedDataParallel has "
-            "left this process a part of it; use fully_shard or DistributedDataParallel."
+            f"{name} needs inner products over the whole model, but with FullyShardedDataParallel "
+            "each process has a part of it; use fully_shard or DistributedDataParallel."
         )
 
 
 def number(loss: Any, mesh: Any = None) -> float:
     """A loss as a Python number: of sharded parameters, the mean over the processes of their mesh.
 
-    All processes must take the same way.
+    All processes must take the same path.
     """
     if mesh is not None:
         return sharding.mean_over(loss, mesh)

@@ -1,4 +1,4 @@
-"""Optimizer objects that know the residuals: Levenberg–Marquardt and Gauss–Newton."""
+"""Optimizer objects for residuals: Levenberg–Marquardt and Gauss–Newton."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NAMES = ("damping", "geodesic", "linear_solver", "scaling")
 """The hyperparameters of Levenberg–Marquardt."""
 
 Closure = Callable[[], Any]
-"""Returns residuals, or what `per_sample` or `stack_residuals` return; calls no backward."""
+"""Returns residuals, or the result of `per_sample` or `stack_residuals`; does not call backward."""
 
 
 class FromClosure:
-    """The residuals of a closure, as a function of the parameters that move.
+    """The residuals of a closure, as a function of the trainable parameters.
 
-    params: those. first: the residuals with their graph, at the values that the parameters have.
+    params: those. first: the residuals with their graph, at the current values.
     """
 
     def __init__(self, closure: Closure, params: list[Tensor], first: Any) -> None:
@@ -48,7 +48,7 @@ class FromClosure:
             )
 
     def __call__(self, given: list[Tensor]) -> Tensor:
-        """The residuals at other values, (m,); those of the first call at the present ones."""
+        """The residuals at other values, (m,); those of the first call at the current values."""
         if all(map(torch.equal, given, self.before)):
             return self.r.detach()
         with self._at(given):
@@ -83,10 +83,10 @@ class FromClosure:
 
 
 class ResidualOptimizer(JointOptimizer):
-    """What optimizer objects share that know the residuals."""
+    """The base class of optimizer objects for residuals."""
 
     def _named(self) -> dict[str, Tensor]:
-        """All parameters by their names, else by group and place."""
+        """All parameters by their names, or by group and index."""
         found: dict[str, Tensor] = {}
         several = len(self.param_groups) > 1
         for k, group in enumerate(self.param_groups):
@@ -99,9 +99,9 @@ class ResidualOptimizer(JointOptimizer):
         """Try one step.
 
         Args:
-            closure: returns the residuals (not their sum of squares), or what `per_sample` or
-                `stack_residuals` return: functions of a dict of all parameters by their names.
-                It neither clears gradients nor calls backward. It is called once for the step and,
+            closure: returns the residuals (not their sum of squares), or the result of `per_sample`
+                or `stack_residuals`: functions of a dict of all parameters by their names. It
+                neither clears gradients nor calls backward. It is called once for the step and,
                 unless it returns a function, once more at the new parameters.
 
         Returns:
@@ -112,7 +112,7 @@ class ResidualOptimizer(JointOptimizer):
             RuntimeError: if no parameter requires gradients, or residuals depend on none.
             ValueError: if residuals are not finite, or groups have different hyperparameters.
 
-        A step that raises has changed nothing.
+        A step that raises an error changes nothing.
         """
         if closure is None or not callable(closure):
             raise TypeError(
@@ -140,20 +140,20 @@ class ResidualOptimizer(JointOptimizer):
     def _residuals(
         self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]
     ) -> Any:
-        """What the closure returns, as a function of the list of parameters that move."""
+        """The result of the closure, as a function of the list of trainable parameters."""
         found = base.recorded(closure)
         if callable(found):
             still = {name: p.detach() for name, p in every.items()}
             return completed(found, lambda mine: {**still, **dict(zip(moving, mine, strict=True))})
         if isinstance(found, Tensor) and not found.dim():
             raise TypeError(
-                "the closure returned one number; return the residuals r, a tensor with their "
-                "dimension, not the loss that is made of them."
+                "the closure returned a single number; return the residuals r, a tensor with their "
+                "dimension, not their loss."
             )
         return FromClosure(closure, list(moving.values()), found)
 
     def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
-        """The updates as they are added."""
+        """The updates that are added."""
         return updates
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
@@ -182,19 +182,19 @@ class LevenbergMarquardt(ResidualOptimizer):
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
             Functions of `per_sample` get all of them as a dict by name (pass
-            `model.named_parameters()`), without names by place. Those that do not require gradients
-            have no columns.
+            `model.named_parameters()`), without names by index. Parameters that do not require
+        gradients have no columns.
         damping: μ of the first step, > 0.
         geodesic: add the second-order correction; for `per_sample` only.
         linear_solver: "auto", "cholesky", "qr", "kernel"; for `per_sample` also "cg", "lsmr".
         scaling: "jac" (the default) or None.
 
-    State, with the first parameter that moves: `step`, `damping`, `growth`, `scale`, `value`.
+    State, with the first trainable parameter: `step`, `damping`, `growth`, `scale`, `value`.
 
     Raises:
         ValueError, TypeError: as `functional_optim.levenberg_marquardt`.
 
-    Parameters may have been trained before, by AdamW or L-BFGS: make this object of them, and step.
+    You can first train the parameters with AdamW or L-BFGS, and then continue with this object.
 
     Example::
 
@@ -249,7 +249,7 @@ class GaussNewton(ResidualOptimizer):
         damping: λ, ≥ 0.
         linear_solver: "auto", "cholesky", "qr", "kernel"; for `per_sample` also "cg", "lsmr".
 
-    State, with the first parameter that moves: `step`, `value`.
+    State, with the first trainable parameter: `step`, `value`.
 
     Raises:
         ValueError, TypeError: as `functional_optim.gauss_newton`.
@@ -292,7 +292,7 @@ class GaussNewton(ResidualOptimizer):
 
 
 def check_products(linear_solver: str) -> None:
-    """Raise TypeError for a solver without a Jacobian, which a closure's residuals cannot serve."""
+    """Raise TypeError for a solver without a Jacobian, which needs residuals as a function."""
     if linear_solver in ("cg", "lsmr"):
         raise TypeError(
             f"linear_solver={linear_solver!r} needs residuals as a function; let the closure "

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer needs for optimizers with two modes."""
+"""A Lightning callback for optimizers with two modes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lightning.pytorch.callbacks import Callback
 
 
 class SwitchModes(Callback):
-    """Calls `train()` and `eval()` of optimizers such as `ScheduleFreeAdamW` at the right places.
+    """Calls `train()` and `eval()` of optimizers such as `ScheduleFreeAdamW` at the right times.
 
-    Before a batch they are brought into training mode, before validation and at the end of training
-    into evaluation mode. A checkpoint that is written after a validation, or after training, thus
-    has the averages as its weights; one that is written in the middle of an epoch has the weights
-    of training. A run can be resumed from both. Optimizers without modes are left alone.
+    It sets training mode before a batch, and evaluation mode before validation and at the end of
+    training. So a checkpoint that is written after a validation, or after training, has the
+    averages as its weights; one that is written in the middle of an epoch has the training weights.
+    You can resume from both. Optimizers without modes are not changed.
 
     Example::
 

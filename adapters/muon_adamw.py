@@ -1,4 +1,4 @@
-"""The optimizer object of Muon and AdamW, which sorts the parameters into groups of its own."""
+"""The optimizer object of Muon and AdamW, which assigns the parameters to groups."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ if TYPE_CHECKING:
 
 
 def of_one_group(lr: Any, weight_decay: Any, **hyper: Any) -> fo.GradientTransformation:
-    """`muon_adamw` for the parameters of a group, which all go to Muon, or all to AdamW."""
+    """`muon_adamw` for the parameters of a group, which Muon or AdamW trains."""
     return fo.muon_adamw(lr, lr, weight_decay, weight_decay, **hyper)
 
 
 class MuonAdamW(Optimizer):
     """`functional_optim.muon_adamw` as an optimizer object.
 
-    The parameters become two groups, `muon` and `adamw` by their `name`, each with a learning rate
-    of its own under `lr`. torch's schedulers multiply the `lr` of each group, so they drive both.
-    `print(opt)` shows which parameters are in which, and what their state takes.
+    The parameters become two groups, with `name` `muon` and `adamw` and separate learning rates
+    `lr`. torch's schedulers multiply the `lr` of each group, so they change both. `print(opt)`
+    shows the parameters of each group, and the size of their state.
 
     Args:
-        params: the model, or its named parameters, as `model.named_parameters()` gives them, or
-            dicts of groups with such. Each group is divided in two. Its `lr` and `weight_decay` are
-            those of its hidden matrices, `adamw_lr` and `adamw_weight_decay` those of its other
-            parameters; in a group without hidden matrices the first two are AdamW's.
+        params: the model, or its named parameters, such as `model.named_parameters()`, or dicts of
+            groups with such. Each group is split in two. Its `lr` and `weight_decay` are those of
+            its hidden matrices, `adamw_lr` and `adamw_weight_decay` those of its other parameters;
+            in a group without hidden matrices, `lr` and `weight_decay` are AdamW's.
         compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
             warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
             compiled.
-        stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
+        stored: storage format of slots, as in :class:`Optimizer`; None (the default): full
+            precision.
 
         The other arguments are those of :func:`functional_optim.muon_adamw`, with its defaults. All
-        but `adamw_lr` and `adamw_weight_decay` become entries of the groups.
+        except `adamw_lr` and `adamw_weight_decay` become entries of the groups.
 
     State of each parameter: `step`, and `momentum_buffer`, or `exp_avg` and `exp_avg_sq`.
 
     Raises:
-        TypeError: for parameters without names, and other arguments that cannot be used.
-        ValueError: as :func:`functional_optim.muon_adamw`, and for numbers out of range.
+        TypeError: for parameters without names, and other invalid arguments.
+        ValueError: as :func:`functional_optim.muon_adamw`, and for hyperparameters out of range.
 
     Example::
 
@@ -140,7 +141,7 @@ class MuonAdamW(Optimizer):
         return None
 
     def _free(self, name: str) -> str:
-        """A name for a group that no other has: some loggers go by them."""
+        """A unique name for a group: some loggers use them as keys."""
         taken = {group["name"] for group in self.param_groups}
         each = (name if i == 0 else f"{name}.{i}" for i in range(len(taken) + 1))
         return next(x for x in each if x not in taken)
@@ -148,7 +149,7 @@ class MuonAdamW(Optimizer):
     def __repr__(self) -> str:
         lines = []
         for group in self.param_groups:
-            params = named(group)  # of which several may have one name
+            params = named(group)  # several may have the same name
             tx = self.transform(group)
             with partial():
                 rows = [row for path, p in params for row in summary(tx, {path: p}).rows]
@@ -175,14 +176,14 @@ class MuonAdamW(Optimizer):
 
 
 def _pairs(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The names and parameters of a group that a user gives."""
+    """The names and parameters of a group that a user passes."""
     given = group["params"]
     params: list[Any] = [given] if isinstance(given, torch.Tensor) else list(given)
     if "param_names" in group and len(group["param_names"]) == len(params):
         params = list(zip(group["param_names"], params, strict=True))
     if not all(isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str) for x in params):
         raise TypeError(
-            "MuonAdamW tells by the names of parameters which go to Muon; pass "
+            "MuonAdamW assigns parameters by name; pass "
             "model.named_parameters(), or pairs of names and parameters."
         )
     for _, p in params:
@@ -194,5 +195,5 @@ def _pairs(group: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _short(x: Any) -> str:
-    """A hyperparameter in a line: a number, or what kind of thing gives it."""
+    """A hyperparameter in a line: a number, or its type."""
     return f"{float(x):g}" if isinstance(x, (float, int, torch.Tensor)) else repr(x)

@@ -25,45 +25,47 @@ class Optimizer(OptimizerBase):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them. For
-            recipes with `views`, also the model itself, whose kernels are then known.
+            recipes with `views`, also the model itself, which describes its kernels.
         recipe: a function from hyperparameters to a transformation.
-        compile: run compiled kernels (the default); False runs the rules eagerly. Where they cannot
+        compile: run compiled kernels (the default); False runs the rules eagerly. If a rule cannot
             be compiled, True falls back with a warning, and "strict" raises a RuntimeError at the
-            step, before any tensor is changed. A recipe with parts that are not made of one-tensor
-            rules has none: it always runs eagerly, each group as one tree. What its rules measure
-            is still summed over all groups, for which the update of a group is run again after
-            each sum; a transformation of your own that measures its tree sees its group.
-        stored: how slots are stored, as the second argument of :func:`functional_optim.stored`:
-            `"int8"`, or a dict from patterns of slots. To say more, a function that gets the
+            step, before any tensor is changed. A recipe with parts that do not consist of
+            one-tensor rules always runs eagerly, each group as one tree. Measurements of its rules
+            are still summed over all groups: the update of a group runs again after each sum. A
+            custom transformation that measures its tree sees only its group.
+        stored: storage format of slots, as the second argument of :func:`functional_optim.stored`:
+            `"int8"`, or a dict from patterns of slots. For other arguments, pass a function of the
             transformation, such as `functools.partial(fo.stored, storage="int8", where="blocks")`.
-            None (the default): as the recipe says. A group may have its own. Which parameters are
-            matrices of hidden layers is told by their names; without names, with
-            `model.parameters()`, by their shapes alone, so embeddings and heads are packed, too:
-            pass named parameters, or `"stored": None` in a group of their own.
+            None (the default): that of the recipe. A group may override it. Matrices of hidden
+            layers are recognized by name; without names, with `model.parameters()`, only by shape,
+            so embeddings and heads are packed, too: pass named parameters, or `"stored": None` in a
+            separate group.
         capturable: keep step counts and carried scalars on the device of their parameters, so that
-            a step that is captured as a CUDA graph goes on counting when it is replayed. Learning
-            rates that change between replays must be tensors on that device. False (the default):
-            on the CPU, where they cost no launches, and a capture is refused.
-        hyperparameters: values for the recipe's parameters; those with a default may be left out.
-            They become the entries of the parameter groups, so torch's LR schedulers find
-            `group["lr"]`, and a group may have its own. What a recipe with `**kwargs` finds in a
-            group when that is added, it gets.
+            replays of a step that is captured as a CUDA graph advance the counts. Learning rates
+            that change between replays must be tensors on that device. False (the default): keep
+            them on the CPU, where they need no launches; a capture raises an error.
+        hyperparameters: values for the recipe's parameters; those with a default are optional. They
+            become the entries of the parameter groups, so torch's LR schedulers find `group["lr"]`,
+            and a group may override them. A recipe with `**kwargs` receives all keys that a group
+            has when it is added.
 
-    State of each parameter: `step` and the recipe's slots, under their names. What is not made of
-    one-tensor rules keeps its state, by path, with the first parameter of the group.
+    State of each parameter: `step` and the recipe's slots, under their names. Parts that do not
+    consist of one-tensor rules keep their state, by path, with the first parameter of the group.
 
-    `step` counts the steps in which the parameter had a gradient, as in torch.optim. Gates, every-k
-    counts and plateaus are counts of the optimizer: they go on in each step in which a parameter
-    that they act on has a gradient, are equal in the state of all these parameters, and a parameter
-    that joins late takes them over. The optimizer's number of steps is the largest `step`; where a
-    step had only parameters that had missed one before, their state has it as `optimizer_step`.
+    `step` counts the steps in which the parameter had a gradient, as in torch.optim. Gates,
+    micro-batch counts and plateaus are counts of the optimizer: they advance in each step in which
+    a parameter on which they act has a gradient, and are equal in the state of all these
+    parameters; a parameter whose first gradient comes later receives them. The optimizer's number
+    of steps is the largest `step`; if a step had only parameters that had missed an earlier step,
+    their state stores it as `optimizer_step`.
 
     Raises:
         TypeError: for a recipe that is not callable, does not return a transformation, or does not
-            take a given hyperparameter, also where a group has it, and for integer parameters.
-            What schedulers and frameworks write there, such as `initial_lr`, is let pass.
-        ValueError: from the recipe, for numbers out of range; for another value of compile.
-        RuntimeError: from `step`, if compile is "strict" and it cannot be compiled; where it is
+            accept a passed hyperparameter, also one of a group, and for integer parameters. Keys
+            that schedulers and frameworks write, such as `initial_lr`, are allowed.
+        ValueError: from the recipe, for hyperparameters out of range; for an unknown value of
+            compile.
+        RuntimeError: from `step`, if compile is "strict" and it cannot be compiled; if it is
             captured without `capturable`, or before a step that compiled its kernels.
 
     Example::

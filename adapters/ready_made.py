@@ -1,7 +1,7 @@
 """Optimizer objects of algorithms that torch.optim lacks, with their functions' arguments.
 
-Each is made of its function when it is first read. Editors and type checkers read ready_made.pyi,
-which `make lists` writes.
+Each class is created from its function on first access. Editors and type checkers read
+ready_made.pyi, which `make lists` writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functional_optim.core.importing import homes_of
 CLASSES = tuple(
     [x for x, home in homes_of("functional_optim.adapters").items() if home == __name__]
 )
-"""Their names. That of a function is the same, but for capitals and underscores."""
+"""The names of the classes. Functions have the same names, except for capitals and underscores."""
 
 DOC = """`functional_optim.{name}` as an optimizer object{modes}.
 
@@ -30,15 +30,16 @@ Args:
     compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
         compiled.
-    stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.{capturable}
+    stored: storage format of slots, as in :class:`Optimizer`; None (the default): full
+    precision.{capturable}
 
     The other arguments are those of :func:`functional_optim.{name}`, with its defaults. They become
-    the entries of the parameter groups, and a group may have its own.
+    the entries of the parameter groups, and a group may override them.
 
 State of each parameter: `step`, and the slots of :func:`functional_optim.{name}`.
 
 Raises:
-    TypeError, ValueError: for arguments and gradients that cannot be used.{raises}
+    TypeError, ValueError: for invalid arguments and gradients.{raises}
 
 Example::
 
@@ -56,7 +57,7 @@ Example::
 {switch}    >>> bool(w.square().sum() < 2)
     True
 """
-"""What the docstring of each becomes."""
+"""The docstring of each class."""
 
 
 CAPTURABLE = """
@@ -67,8 +68,8 @@ CAPTURABLE = """
 class ReadyMade(Optimizer):
     """An `Optimizer` that runs one algorithm.
 
-    algorithm: its name. how: the names of the arguments that say how it is run. texts: parts of a
-    subclass's docstring, which is made of its name.
+    algorithm: its name. how: the names of the arguments for execution. texts: parts of the
+    docstrings of subclasses.
     """
 
     algorithm: ClassVar[str]
@@ -76,7 +77,7 @@ class ReadyMade(Optimizer):
     texts: ClassVar[dict[str, str]] = {"modes": "", "raises": "", "switch": ""}
 
     def _construct(self, arguments: dict[str, Any]) -> None:
-        """Call the constructor. arguments: of the subclass's own, by name."""
+        """Call the constructor. arguments: those of the subclass, by name."""
         hyper = {k: x for k, x in arguments.items() if k not in ("self", "params", "__class__")}
         super().__init__(arguments["params"], getattr(fo, type(self).algorithm), **hyper)
 
@@ -87,7 +88,7 @@ class ReadyMade(Optimizer):
 
 
 def _complete(cls: type[ReadyMade]) -> None:
-    """Give a class the constructor and the docstring that it lacks, made of its function."""
+    """Add the constructor and the docstring to a class, from its function."""
     if "__init__" not in vars(cls):
         own = inspect.signature(getattr(fo, cls.algorithm)).parameters
         given = "ParamsT | torch.nn.Module" if "views" in own else "ParamsT"
@@ -122,7 +123,7 @@ class OneRate(ReadyMade):
                 raise RuntimeError(
                     f"{type(self).__name__} estimates one scale for all parameters, but its "
                     f"parameter groups have the learning rates {sorted(known)}; give all of them "
-                    "one rate, or 0 to those that shall rest."
+                    "one rate, or 0 to freeze them."
                 )
         return super()._step(closure)
 
@@ -141,7 +142,7 @@ class ScheduleFree(AveragingOptimizer, ReadyMade):
 
 
 def base_of(name: str) -> Any:
-    """What a class of this name inherits from."""
+    """The base of a class of this name."""
     if name.startswith("ScheduleFree"):
         return ScheduleFree
     return OneRate if name in ("DAdaptAdam", "Prodigy") else ReadyMade

@@ -20,9 +20,9 @@ from functional_optim.engine.group import Compile
 
 
 class Inner:
-    """A recipe that also takes the numbers of the step uphill, which it leaves alone.
+    """A recipe that also accepts the hyperparameters of the ascent step, and ignores them.
 
-    recipe: of what gets the gradients from there. numbers: the names of those.
+    recipe: that of the inner transformation. numbers: the names of those hyperparameters.
     """
 
     def __init__(self, recipe: Recipe, numbers: tuple[str, ...]) -> None:
@@ -43,21 +43,22 @@ class SAM(Optimizer):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
-        recipe: a function from hyperparameters to the transformation that gets the gradients from
-            the point uphill. Default: `functional_optim.sgd`.
-        rho: the length of the step uphill, ≥ 0, equal in all groups. Default: the paper's.
+        recipe: a function from hyperparameters to the transformation of the gradients after the
+            ascent step. Default: `functional_optim.sgd`.
+        rho: the length of the ascent step, ≥ 0, equal in all groups. Default: the paper's.
         compile, stored: as in :class:`Optimizer`.
         hyperparameters: values for the recipe's parameters.
 
-    `step(closure)` calls the closure twice, at the parameters and uphill; it clears the gradients,
-    computes the loss, calls `backward()` and returns the loss. Statistics of batch norm are updated
-    at both points. The norm of the gradient is taken over all groups.
+    `step(closure)` calls the closure twice, at the parameters and after the ascent step; the
+    closure clears the gradients, computes the loss, calls `backward()` and returns the loss.
+    Statistics of batch norm are updated at both points. The norm of the gradient is taken over all
+    groups.
 
-    State: that of the recipe's optimizer object; the step uphill keeps nothing.
+    State: that of the recipe's optimizer object; the ascent step has no state.
 
     Raises:
         RuntimeError: from step, without a closure.
-        ValueError: from step, if groups have different numbers for the step uphill.
+        ValueError: from step, if groups have different hyperparameters of the ascent step.
         TypeError, ValueError: as :class:`Optimizer`.
 
     Example::
@@ -115,19 +116,19 @@ class SAM(Optimizer):
     step = with_hooks(_step)
 
     def _uphill(self) -> SharpnessAware:
-        """The step uphill of all groups."""
+        """The ascent step of all groups."""
         first, *others = self.param_groups
         for name in self.uphill:
             if any(group[name] != first[name] for group in others):
                 raise ValueError(
-                    f"{type(self).__name__} goes uphill with all groups together, but they have "
-                    f"different {name}: {[group[name] for group in self.param_groups]}; give all "
-                    "of them one."
+                    f"{type(self).__name__} takes one ascent step for all groups, but they have "
+                    f"different {name}: {[group[name] for group in self.param_groups]}; use one "
+                    "value for all."
                 )
         return type(self).around(fo.identity(), **{name: first[name] for name in self.uphill})
 
     def _at_the_worse_point(self, tx: SharpnessAware, closure: Callable[[], Any]) -> None:
-        """Leave the gradients that the parameters have uphill; they are as they were afterwards."""
+        """Compute the gradients after the ascent step; the parameters are restored afterwards."""
         every = [p for group in self.param_groups for p in group["params"]]
         params: list[Tensor] = [p for p in every if p.grad is not None]
         held = [p.detach() for p in params]
@@ -147,9 +148,9 @@ class ASAM(SAM):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
-        recipe: a function from hyperparameters to the transformation that gets the gradients from
-            the point uphill. Default: `functional_optim.sgd`.
-        rho: the length of the step uphill, ≥ 0, equal in all groups. Default: the authors'.
+        recipe: a function from hyperparameters to the transformation of the gradients after the
+            ascent step. Default: `functional_optim.sgd`.
+        rho: the length of the ascent step, ≥ 0, equal in all groups. Default: the authors'.
         eta: added to a weight's size, ≥ 0, equal in all groups. Default: the authors'.
         compile, stored: as in :class:`Optimizer`.
         hyperparameters: values for the recipe's parameters.

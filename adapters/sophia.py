@@ -21,9 +21,9 @@ from functional_optim.estimators.diagonals import with_estimate
 class SophiaG(ReadyMade):
     """`functional_optim.sophia` as an optimizer object.
 
-    A step leaves the average of the Hessian's diagonal as it is. Every ten steps or so call
-    `update_hessian`: after a backward pass of the loss with labels that were drawn from the
-    model's own predictions, or with estimates of your own::
+    A step does not change the average of the Hessian's diagonal. Every ten steps or so, call
+    `update_hessian`: after a backward pass of the loss with labels that were drawn from the model's
+    predictions, or with your estimates::
 
         opt.zero_grad()
         logits = model(x)
@@ -37,14 +37,15 @@ class SophiaG(ReadyMade):
         compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
             warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
             compiled.
-        stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
+        stored: storage format of slots, as in :class:`Optimizer`; None (the default): full
+            precision.
 
         The other arguments are those of :func:`functional_optim.sophia`, with its defaults.
 
     State of each parameter: `step`, `exp_avg` and `hessian`.
 
     Raises:
-        TypeError, ValueError: for arguments and gradients that cannot be used.
+        TypeError, ValueError: for invalid arguments and gradients.
 
     Example::
 
@@ -74,21 +75,21 @@ class SophiaG(ReadyMade):
     def update_hessian(
         self, hessian: Sequence[Tensor | None] | None = None, *, batch_size: float | None = None
     ) -> None:
-        """Take an estimate of the Hessian's diagonal into the average.
+        """Update the average with an estimate of the Hessian's diagonal.
 
         Args:
             hessian: estimates in the order of the parameters, None for those without one.
-            batch_size: without estimates, the number of predictions in the mean loss whose gradient
-                the parameters hold, in a language model that of tokens: the estimate is then
-                batch_size · grad², that of Gauss, Newton and Bartlett.
+            batch_size: without estimates, the number of predictions in the mean loss whose
+                gradients the parameters have, in a language model the number of tokens: the
+                estimate is then batch_size · grad², that of Gauss, Newton and Bartlett.
 
         Raises:
-            TypeError: unless one of the two is given.
-            ValueError: for another number of estimates than there are parameters, for one of
-                another shape, and for a batch size that is not positive.
+            TypeError: unless exactly one of the two is passed.
+            ValueError: if the number of estimates differs from the number of parameters, for an
+                estimate of another shape, and for a batch size that is not positive.
             RuntimeError: for a parameter that has not been stepped yet, so it has no state.
 
-        A call that raises has changed nothing.
+        A call that raises an error changes nothing.
         """
         if (hessian is None) == (batch_size is None):
             raise TypeError(
@@ -111,7 +112,7 @@ class SophiaG(ReadyMade):
     def _averaged(
         self, p: Tensor, group: dict[str, Any], state: dict[str, Any], estimate: Tensor, weight: Any
     ) -> list[tuple[Tensor, Tensor]]:
-        """The stored tensors of a parameter's average, with what is to be written into each."""
+        """The stored tensors of a parameter's average, with their new values."""
         placements = self.checked_transform(group).placements
         rule = next(x.rule for x in placements if "hessian" in x.rule.storage.fields)
         if not rule.storage.codecs:

@@ -1,4 +1,4 @@
-"""Stand-ins for trainers that want an optimizer and a loss where nothing is learnt by gradients."""
+"""Stubs for trainers that require an optimizer and a loss when weights are updated elsewhere."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from functional_optim.core.ravel import real_dtype
 from functional_optim.transforms import set_to_zero
 
 READ = {"lr": 0.0, "weight_decay": 0.0}
-"""What trainers and schedulers read from every parameter group."""
+"""Keys that trainers and schedulers read from every parameter group."""
 
 
 class OptimizerStub(OptimizerBase):
-    """A torch.optim.Optimizer that moves nothing, for trainers that update weights themselves.
+    """A torch.optim.Optimizer that changes nothing, for trainers that update weights themselves.
 
-    It checkpoints, pickles, fires hooks and takes LR schedulers like any other; its step calls the
-    closure, if there is one, and touches no parameter. Needs no parameters. The transformation that
-    it stands for is `set_to_zero`.
+    It supports checkpoints, pickle, hooks and LR schedulers like any other; its step calls the
+    closure, if there is one, and changes no parameter. It needs no parameters. The corresponding
+    transformation is `set_to_zero`.
 
     Args:
         params: as torch takes them, or nothing at all (the default).
-        hyperparameters: defaults of the parameter groups, for whoever reads or schedules them, such
-            as `momentum` for OneCycleLR. A group without `lr` or `weight_decay` has 0.
+        hyperparameters: defaults of the parameter groups, for schedulers and loggers, such as
+            `momentum` for OneCycleLR. A group without `lr` or `weight_decay` has 0.
 
-    `param_groups` is `[]` and `defaults` is `{}` until something is put in; `state` stays empty.
+    `param_groups` is initially `[]` and `defaults` is `{}`; `state` stays empty.
 
     Raises:
         ValueError: from load_state_dict, for a checkpoint of another kind of optimizer.
@@ -59,7 +59,7 @@ class OptimizerStub(OptimizerBase):
         given = params if isinstance(params, Tensor) else list(params)  # a tensor: torch's error
         nothing = not isinstance(given, Tensor) and not given
         super().__init__([{"params": []}] if nothing else given, hyperparameters)
-        if nothing:  # torch refuses to begin without a group
+        if nothing:  # torch requires a group
             self.param_groups.clear()
 
     __str__ = OptimizerBase.__repr__  # there are no gradients, and no slots
@@ -69,7 +69,7 @@ class OptimizerStub(OptimizerBase):
         return set_to_zero()
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Evaluate the closure once, with gradients enabled, and return the loss; move nothing.
+        """Evaluate the closure once, with gradients enabled, and return the loss; change nothing.
 
         Args:
             closure: returns the loss.
@@ -82,14 +82,13 @@ class OptimizerStub(OptimizerBase):
     step = with_hooks(_step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as torch does. It does not move, either.
+        """Add a parameter group, as torch does. Its parameters do not change, either.
 
         Args:
             param_group: `params`, and hyperparameters to be read.
 
         Raises:
-            TypeError, ValueError: torch's, for parameters that cannot be used. The optimizer is
-                then as it was.
+            TypeError, ValueError: torch's, for invalid parameters. The optimizer is then unchanged.
         """
         if isinstance(param_group, dict):
             param_group = {**READ, **self.defaults, **param_group}
@@ -114,14 +113,14 @@ class OptimizerStub(OptimizerBase):
 
 
 def zero_loss(*args: Any) -> Tensor:
-    """A loss that is zero, whose backward is there and gives gradients of zero.
+    """A loss of zero with gradients of zero.
 
-    For trainers that insist on `loss.backward()`: it stands where a criterion stands.
+    Use it as the criterion for trainers that call `loss.backward()`.
 
     Args:
-        args: any trees of tensors: outputs and labels, or the parameters. A gradient of zero goes
-            back to each of them that requires one, even if its values are NaN or infinite; if none
-            does, the loss itself is a leaf.
+        args: any trees of tensors: outputs and labels, or the parameters. Each of them that
+            requires gradients gets a gradient of zero, even if its values are NaN or infinite; if
+            none does, the loss itself is a leaf.
 
     Returns:
         0-dim, in the real dtype and on the device of the first tensor that requires gradients, or

@@ -1,4 +1,4 @@
-"""What `print` shows of an optimizer object: its parameters, their rules and what these keep."""
+"""The text of an optimizer object for `print`: its parameters, their rules and slots."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def text_of_groups(optimizer: OptimizerBase) -> str:
-    """What a step of this optimizer costs, in tables; or why it would raise."""
+    """Tables of the memory of a step of this optimizer; or the error that it would raise."""
     try:
-        with partial():  # of a parameter alone
+        with partial():  # of a parameter only
             return str(summary_of(_parts(optimizer)))
     except (TypeError, ValueError) as error:
         return f"no summary: {error}"
 
 
 def _parts(optimizer: OptimizerBase) -> Iterator[tuple[str, GradientTransformation, Any]]:
-    """Each group with its transformation; by parameters, of which several may have one name."""
+    """Each group with its transformation, by parameters, since several may have the same name."""
     for k, group in enumerate(optimizer.param_groups):
         tx = numeric.trusting(True, optimizer.checked_transform, group)
         label = str(group.get("name", f"group {k}" if len(optimizer.param_groups) > 1 else ""))

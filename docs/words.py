@@ -117,5 +117,5 @@ def files() -> list[Path]:
 
 if __name__ == "__main__":
     lines = [line for path in files() for line in found(path)]
-    print("\n".join(lines))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.exit(bool(lines))

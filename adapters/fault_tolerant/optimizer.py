@@ -17,7 +17,7 @@ from functional_optim.replicas import Coordinator, Decision, as_coordinator
 
 
 class FaultTolerantOptimizer(OptimizerProxy):
-    """Any optimizer as one of a group of replicas that train together, any of which may fail.
+    """Any optimizer as one of a group of replicas, any of which may fail.
 
     ::
 
@@ -27,56 +27,55 @@ class FaultTolerantOptimizer(OptimizerProxy):
             loss(model(x), y).backward()
             opt.step()                       # vote; then, if it is committed, update
 
-    A step that is refused changes neither parameters nor state. One that is committed updates what
-    there is after the vote: a peer's parameters and state, where this replica was healed by it.
+    A refused step changes neither parameters nor state. A committed step updates the parameters and
+    state after the vote: a peer's, if the vote healed this replica.
 
     `zero_grad` begins a step of the group, and `step` votes on it. A second `zero_grad` does not
-    begin another one, but where gradients have been made meanwhile, their step was skipped (a
-    GradScaler does that), and is refused first. `step(closure)` begins the step itself if
-    `zero_grad` has not, before the closure is called.
+    begin another step, unless gradients were computed in between: then their step was skipped (as
+    by a GradScaler), and is refused first. `step(closure)` begins the step itself if `zero_grad`
+    has not, before the closure is called.
 
-    Several optimizers with one coordinator share the steps: those that have called `zero_grad`
-    before the vote have one vote, by the first `step` among them. So `a.zero_grad(),
-    b.zero_grad(), a.step(), b.step()` is one vote, and `a.zero_grad(), a.step(), b.zero_grad(),
-    b.step()` are two. After a committed vote the next step begins when all of them have taken the
-    last one or called `zero_grad` again.
+    Several optimizers with one coordinator share its steps: all that have called `zero_grad` before
+    the vote have one vote, by the first `step` among them. So `a.zero_grad(), b.zero_grad(),
+    a.step(), b.step()` is one vote, and `a.zero_grad(), a.step(), b.zero_grad(), b.step()` are two.
+    After a committed vote the next step begins when each of them has taken the last step or called
+    `zero_grad` again.
 
     Args:
         coordinator: a `replicas.Coordinator` or a torchft Manager.
-        optimizer: any torch optimizer but L-BFGS, and any of this package's.
-        average_gradients: average the gradients over the group in `step`: clipping before it is of
-            this replica's own. A parameter that has none here takes part with zeros, and keeps None
-            if it has none anywhere. By default it is up to the model, e.g.
+        optimizer: any torch optimizer except L-BFGS, and any of this package.
+        average_gradients: average the gradients over the group in `step`: clipping before that
+            applies to the gradients of this replica only. A missing gradient counts as zeros, and
+            stays None if all replicas lack it. By default the model averages, e.g.
             `torchft.ddp.DistributedDataParallel`.
-        heal: what a replica gets from its peer. "everything" (the default): parameters, state, the
-            groups' values and the schedulers' states. "schedules": only the last two, for a Manager
-            whose `state_dict` has the model and the optimizer in it. A model's buffers are not in
-            either: `coordinator.register("buffers", load, save)`.
+        heal: what a replica receives from its peer. "everything" (the default): parameters, state,
+            the groups' values and the schedulers' states. "schedules": only the last two, for a
+            Manager whose `state_dict` contains the model and the optimizer. Neither contains a
+            model's buffers: `coordinator.register("buffers", load, save)`.
         nonfinite: "commit" (the default) takes steps with infinite or NaN gradients like others;
             "refuse" votes against them.
 
-    Schedulers: pass each LR scheduler to `follow`, and use what that returns. Its `step` counts
-    only if a step was committed since its last one that did, so one that is called after each batch
-    stands still where a batch is refused. After a heal it goes on where the peer's does. Call it
-    after `step` and before the next `zero_grad`: later, it warns. A copy and an unpickled one have
-    to be passed to `follow` again.
+    Schedulers: pass each LR scheduler to `follow`, and use the result. Its `step` only advances if
+    a step was committed since its last advance, so a scheduler that is called after each batch does
+    not advance if the batch is refused. After a heal it continues from the peer's state. Call it
+    after `step` and before the next `zero_grad`: later calls warn. Pass copies and unpickled
+    schedulers to `follow` again.
 
-    Hooks that are registered here are called by every `step`; those of the optimizer inside and
-    global ones by committed steps only, once. A pickled or copied object has no coordinator; assign
-    `opt.coordinator`. `opt.optim` is the optimizer inside, and `opt.decision` what was last
-    decided. With `average_gradients`, a GradScaler leaves the check for infinities to this object,
-    as it would to a fused optimizer: a replica that skipped its `step` would keep its peers
-    waiting.
+    Every `step` calls the hooks of this object; only committed steps call those of the inner
+    optimizer and global hooks, once. A pickled or copied object has no coordinator; assign
+    `opt.coordinator`. `opt.optim` is the inner optimizer, and `opt.decision` the last decision.
+    With `average_gradients`, a GradScaler leaves the check for infinities to this object, as for a
+    fused optimizer: a replica that skipped its `step` would make its peers wait.
 
     Raises:
-        TypeError: for what is no coordinator or no optimizer; for L-BFGS, which tries steps out
-            before there is anything to vote on.
-        ValueError: for another value of heal or nonfinite.
-        RuntimeError: from `step`, if no step has begun (but for the empty one with which
-            `torch.distributed.checkpoint` makes an optimizer's state), or if a scheduler was made
-            with this object and none was passed to `follow`; as `Coordinator.decide`. If the
-            optimizer inside raises, its step is taken back, and this replica has to be healed by a
-            peer.
+        TypeError: if an argument is not a coordinator or optimizer; for L-BFGS, which moves the
+            parameters before a vote is possible.
+        ValueError: for an unknown value of heal or nonfinite.
+        RuntimeError: from `step`, if no step has begun (except the empty step by which
+            `torch.distributed.checkpoint` creates an optimizer's state), or if a scheduler was
+            constructed with this object and none was passed to `follow`; as `Coordinator.decide`.
+            If the inner optimizer raises an error, its step is undone, and a peer must heal this
+            replica.
 
     Example::
 
@@ -115,12 +114,12 @@ class FaultTolerantOptimizer(OptimizerProxy):
 
     @property
     def optim(self) -> torch.optim.Optimizer:
-        """The optimizer inside."""
+        """The inner optimizer."""
         return self._member.optim
 
     @property
     def decision(self) -> Decision | None:
-        """What the group said of the last `step`; None before the first."""
+        """The decision of the group on the last `step`; None before the first."""
         return self._member.decision
 
     @property
@@ -147,19 +146,20 @@ class FaultTolerantOptimizer(OptimizerProxy):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Read by GradScaler: call `step` where gradients are infinite, too?"""
+        """Read by GradScaler: whether to call `step` with infinite gradients, too."""
         return self._member.average_gradients
 
     def follow(self, scheduler: Any) -> Any:
-        """Make a scheduler whose steps count only with committed ones, and which heals.
+        """Make a scheduler that only advances with committed steps, and that heals.
 
         Args:
-            scheduler: has `step`, `state_dict` and `load_state_dict`. Of schedulers that contain
-                others, the outer one suffices.
+            scheduler: has `step`, `state_dict` and `load_state_dict`. For nested schedulers, pass
+                the outer one.
 
         Returns:
             The scheduler to use from now on. It has the attributes and, for `isinstance`, the class
-            of the one that was passed, whose own `step` does not ask whether a step was committed.
+            of the passed scheduler. Do not use the passed scheduler: it also advances with refused
+            steps.
 
         Raises:
             TypeError: if one of these methods is missing.
@@ -183,10 +183,10 @@ class FaultTolerantOptimizer(OptimizerProxy):
         return self._member.schedules.follow(scheduler)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Begin a step of the group, and forget the gradients.
+        """Begin a step of the group, and reset the gradients.
 
-        Where a heal comes at the beginning (torchft with `use_async_quorum=False`), the parameters
-        may change here.
+        If a replica is healed at the beginning of a step (torchft with `use_async_quorum=False`),
+        this changes the parameters.
 
         Args:
             set_to_none: set each to None (the default), or fill it with zeros.
@@ -203,17 +203,17 @@ class FaultTolerantOptimizer(OptimizerProxy):
         member.remember_zeroed()
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Vote on the step, and take it if it is committed.
+        """Vote on the step, and take it if the vote commits it.
 
         Args:
             closure: computes the gradients and returns the loss. Called once, with gradients
                 enabled. It may call `zero_grad`.
 
         Returns:
-            The closure's loss; None without a closure. `decision` says what became of the step.
+            The closure's loss; None without a closure. `decision` is the decision on the step.
 
         Raises:
-            RuntimeError: if no step has begun; as `Coordinator.decide`; what the optimizer raises.
+            RuntimeError: if no step has begun; as `Coordinator.decide`; errors of the optimizer.
         """
         member = self._member
         if closure is None and member.is_initialization():
@@ -240,8 +240,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
         elif member in now.empty and member.has_gradients():
             raise RuntimeError(
                 "this optimizer's gradients were made after another optimizer's step() had voted "
-                "on the step that they share; call its zero_grad() after that step(), for a vote "
-                "of its own, or make its gradients before."
+                "on the step that they share; call its zero_grad() after that step(), for another "
+                "vote, or compute its gradients before."
             )
         held(self._settle, now)
         if rounds.waiting:
@@ -251,7 +251,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
     step = announced(_step)
 
     def _settle(self, now: Round) -> None:
-        """Do as was decided. An interrupt in between would make this replica unlike its peers."""
+        """Execute the decision. An interrupt in between would make this replica differ from its
+        peers."""
         member = self._member
         now.owing.remove(member)
         member.round = None
@@ -273,7 +274,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         member.schedules.commits += 1
 
     def _unscale(self, now: Round) -> None:
-        """Do a GradScaler's work, where it leaves it to `step`."""
+        """Do a GradScaler's work, if it leaves it to `step`."""
         shared = vars(self)
         self._member.scaled = "found_inf" in shared
         scale = shared.get("grad_scale")
@@ -295,7 +296,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         if marked and not self._member.schedules.were_followed:
             raise RuntimeError(
                 "a learning rate scheduler was made with this optimizer, but does not follow its "
-                "commits; write scheduler = opt.follow(scheduler), and use what that returns."
+                "commits; write scheduler = opt.follow(scheduler), and use the result."
             )
 
     def _rounds(self) -> Rounds:
@@ -323,7 +324,7 @@ def _check_optimizer(optimizer: Any) -> None:
             "coordinator first, then the optimizer."
         )
     if isinstance(optimizer, FaultTolerantOptimizer):
-        raise TypeError("this optimizer is fault tolerant already; pass the one inside.")
+        raise TypeError("this optimizer is already fault tolerant; pass its inner optimizer.")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             "L-BFGS cannot be fault tolerant here: it evaluates its closure at several trial "

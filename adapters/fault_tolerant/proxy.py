@@ -1,4 +1,4 @@
-"""An optimizer object that stands for another one."""
+"""An optimizer object that wraps another one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HOOKED = ("step", "state_dict", "load_state_dict")
 
 
 def announced(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with its object's own hooks and its entry in profiles.
+    """A step with the hooks of its object and its record in profiles.
 
-    torch's `profile_hook_step` would call the global hooks too, and those are called by the step of
-    the optimizer inside.
+    torch's `profile_hook_step` would also call the global hooks, which the step of the inner
+    optimizer calls.
     """
 
     @functools.wraps(step)
@@ -43,7 +43,7 @@ def announced(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inner(name: str) -> Any:
-    """An attribute that is that of the optimizer inside."""
+    """An attribute of the inner optimizer."""
 
     def read(self: OptimizerProxy) -> Any:
         return getattr(self.optim, name)
@@ -51,13 +51,13 @@ def _inner(name: str) -> Any:
     def write(self: OptimizerProxy, value: Any) -> None:
         setattr(self.optim, name, value)
 
-    return property(read, write, doc=f"The `{name}` of the optimizer inside.")
+    return property(read, write, doc=f"The `{name}` of the inner optimizer.")
 
 
 class OptimizerProxy(torch.optim.Optimizer):
-    """An optimizer whose groups, state and defaults are those of another one, `optim`.
+    """An optimizer with the groups, state and defaults of another one, `optim`.
 
-    Hooks are its own. `_make_hooks` takes the place of torch's `__init__`, which would make groups.
+    Its hooks are separate. `_make_hooks` replaces torch's `__init__`, which would create groups.
     """
 
     def _make_hooks(self) -> None:
@@ -75,11 +75,11 @@ class OptimizerProxy(torch.optim.Optimizer):
     defaults = _inner("defaults")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the optimizer inside."""
+        """Add a parameter group to the inner optimizer."""
         self.optim.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict of the optimizer inside. Hooks of both are called."""
+        """The state dict of the inner optimizer. Hooks of both are called."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state_dict = self.optim.state_dict()
@@ -89,14 +89,14 @@ class OptimizerProxy(torch.optim.Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict into the optimizer inside. Hooks of both are called.
+        """Load a state dict into the inner optimizer. Hooks of both are called.
 
         Args:
-            state_dict: from `state_dict()` of this object or of the optimizer inside.
+            state_dict: from `state_dict()` of this object or of the inner optimizer.
 
         Raises:
-            TypeError: if it is no dict.
-            ValueError: if it does not fit, and what else the optimizer inside raises.
+            TypeError: if it is not a dict.
+            ValueError: if it does not fit. Also the errors of the inner optimizer.
         """
         check_dict(state_dict)
         state_dict = state_dict.copy()

@@ -1,4 +1,4 @@
-"""When optimizers that share a coordinator begin a step, vote on it, and take it."""
+"""The steps of optimizers that share a coordinator: begin, vote, and update."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NAME = "_functional_optim_rounds"
 
 
 class Member:
-    """One optimizer's part in the steps of a group: all that changes while it trains.
+    """The mutable data of one optimizer in the steps of a group.
 
-    It is shared by everything that stands for the optimizer. Lightning calls `zero_grad` on a
-    shadow of it, whose own attributes nobody else sees.
+    All wrappers of the optimizer share it. Lightning calls `zero_grad` on a copy of the optimizer
+    object, whose attributes are not shared.
     """
 
     def __init__(
@@ -42,29 +42,30 @@ class Member:
         self.initializes = False
         """Did distributed checkpoint's empty step come, and not yet its zero_grad?"""
         self.scaled = False
-        """Does a GradScaler leave the check for infinite gradients to this step?"""
+        """Whether a GradScaler leaves the check for infinite gradients to this step."""
         self._zeroed: dict[int, tuple[int, Any]] = {}
 
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]
 
     def remember_zeroed(self) -> None:
-        """Note the gradients as they are after zero_grad."""
+        """Record the gradients after zero_grad."""
         self._zeroed = self._marks()
 
     def has_gradients(self) -> bool:
-        """Were gradients made since zero_grad?"""
+        """Whether gradients were computed since zero_grad."""
         return any(self._zeroed.get(p) != mark for p, mark in self._marks().items())
 
     def _marks(self) -> dict[int, tuple[int, Any]]:
-        """By parameter, so that groups may be added and taken away meanwhile."""
+        """By parameter, so that groups may be added and removed in between."""
         grads = {id(p): p.grad for p in self.parameters() if p.grad is not None}
         return {p: (id(g), version_of(g)) for p, g in grads.items()}
 
     def is_initialization(self) -> bool:
-        """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?
+        """Whether this is the step by which torch.distributed.checkpoint creates the state of an
+        optimizer.
 
-        It is one without state, with zeros for gradients and for learning rates.
+        It has no state, and its gradients and learning rates are zeros.
         """
         if self.optim.state:
             return False
@@ -74,7 +75,7 @@ class Member:
         return bool(trained) and not any(g is None or bool(g.any()) for g in trained)
 
     def saved(self) -> dict[str, Any]:
-        """What a peer needs: the schedulers and the groups' values; parameters and state, too,
+        """The data for a peer: the schedulers and the groups' values; also parameters and state,
         unless heal is "schedules"."""
         schedule = self.schedules.save()
         if self.heal == "schedules":
@@ -86,13 +87,13 @@ class Member:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Put in place what a peer has saved, or raise ValueError before anything is changed."""
+        """Load the data of a peer, or raise ValueError before anything is changed."""
         schedule = saved["schedule"]
         self.schedules.check(schedule)
         if (self.heal == "everything") != ("params" in saved):
             raise ValueError(
                 f"this replica's optimizer was made with heal=\"{self.heal}\", but its peer's with "
-                "another; pass the same everywhere."
+                "another; pass the same to all replicas."
             )
         if self.heal == "schedules":
             self.schedules.load(schedule, groups=True)
@@ -103,7 +104,7 @@ class Member:
         if mine != theirs:
             raise ValueError(
                 f"a peer's parameters do not fit this replica's: {_difference(mine, theirs)}; "
-                "build the same model everywhere."
+                "build the same model in all replicas."
             )
 
         def put() -> None:
@@ -120,9 +121,9 @@ class Round:
     """One step of the group.
 
     decision: None while it is open.
-    owing: the members whose step it is that have not taken it yet, in the order of zero_grad.
-    again: those that have made gradients, and zeroed them again instead of a step.
-    empty: those that had no gradients when it was voted on.
+    owing: the members that have not taken this step yet, in the order of zero_grad.
+    again: those that have computed gradients, and zeroed them again instead of a step.
+    empty: those without gradients at the vote.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class Round:
         self.empty: list[Member] = []
 
     def release(self) -> None:
-        """Let go those that have not taken it."""
+        """Release those that have not taken it."""
         for member in self.owing:
             member.round = None
         self.owing = []
@@ -146,13 +147,13 @@ class Rounds:
         self.members: list[Member] = []
         self.current: Round | None = None
         self.waiting: list[Member] = []
-        """Members that have zeroed, while others still have to take the step before."""
+        """Members that have called zero_grad while others still have to take the previous step."""
 
     def join(self, member: Member) -> None:
-        """A member's zero_grad: the open step is its step too, or a new one begins."""
+        """A member's zero_grad: it joins the open step, or begins a new one."""
         mine, joining = member.round, [member]
         if mine is not None and mine.decision is None and not self.coordinator.is_open:
-            self._abandon(mine)  # the coordinator was closed meanwhile, or decided by hand
+            self._abandon(mine)  # the coordinator was closed in between, or decided manually
         elif mine is not None and mine.decision is None:
             if not member.has_gradients():
                 return
@@ -169,9 +170,9 @@ class Rounds:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step for those that wait; not before all have taken the last one.
+        """Begin a step for waiting members, after all have taken the last step.
 
-        What a peer is given in the background must not change meanwhile.
+        The data sent to a peer in the background must not change in the meantime.
         """
         now = self.current
         if now is not None and now.decision is not None:
@@ -204,7 +205,7 @@ class Rounds:
         try:
             average(group, now.owing)
         except BaseException:
-            if not group.is_open:  # there is no quorum: nothing is left to vote on
+            if not group.is_open:  # there is no quorum, so there is no vote
                 self._abandon(now)
             raise
         scaled = any(member.scaled for member in now.owing)
@@ -225,7 +226,7 @@ class Rounds:
         return now.decision
 
     def _abandon(self, now: Round) -> None:
-        """A step is over that has no decision."""
+        """End a step without a decision."""
         self.current = None
         now.release()
         self._end()
@@ -235,7 +236,7 @@ class Rounds:
             member.schedules.end()
 
     def why_none(self, member: Member) -> str:
-        """Why a member has no step to take, in words."""
+        """The error if a member has no step to take."""
         if member in self.waiting and self.current is None:
             return (
                 "no step has begun, since the coordinator could not start one; call zero_grad() "
@@ -243,8 +244,8 @@ class Rounds:
             )
         if member in self.waiting:
             return (
-                "the last step of this group is not over: another optimizer that shares it has not "
-                "taken it; call its step(), or its zero_grad(), before this step()."
+                "the last step of this group has not ended: another optimizer that shares it has "
+                "not taken it; call its step(), or its zero_grad(), before this step()."
             )
         if member.has_stepped:
             return (
@@ -258,7 +259,7 @@ class Rounds:
 
     def _close_skipped(self, now: Round) -> None:
         self.coordinator.report_error(
-            RuntimeError("gradients were made, and zeroed without a step() of the optimizer")
+            RuntimeError("gradients were computed, and zeroed without a step() of the optimizer")
         )
         self._decide(now)
         now.release()
@@ -275,7 +276,8 @@ def rounds_of(coordinator: Coordinator) -> Rounds:
 
 @torch.no_grad()
 def average(group: Coordinator, members: list[Member]) -> None:
-    """Replace gradients by their means over the group. One that no replica has stays None."""
+    """Replace gradients by their means over the group. A gradient that no replica has stays
+    None."""
     theirs = [
         [p for p in member.parameters() if p.requires_grad or p.grad is not None]
         for member in members
@@ -302,14 +304,14 @@ def average(group: Coordinator, members: list[Member]) -> None:
 
 
 def nonfinite_gradient(params: list[Tensor]) -> Exception | None:
-    """What to report of gradients with infinite or NaN entries; None where there are none."""
+    """The error for gradients with infinite or NaN elements; None without such elements."""
     given = [(i, p.grad) for i, p in enumerate(params) if p.grad is not None]
     found = tree.first_not_finite([g for _, g in given])
     if found is None:
         return None
     i, g = given[found]
     return ValueError(
-        f"the gradient of parameter {i}, of shape {tuple(g.shape)}, has an infinite or NaN entry"
+        f"the gradient of parameter {i}, of shape {tuple(g.shape)}, has an infinite or NaN element"
     )
 
 
@@ -332,7 +334,7 @@ def _load_state(optim: torch.optim.Optimizer, state: Any, groups: list[dict[str,
             ],
         }
     )
-    if optim._optimizer_load_state_dict_pre_hooks:  # they say what the state is to be
+    if optim._optimizer_load_state_dict_pre_hooks:  # they determine the state
         return
     ids = [i for mine in packed for i in mine["params"]]
     params = [p for group in optim.param_groups for p in group["params"]]

@@ -20,10 +20,10 @@ Call = Callable[[], Any]
 
 
 class FollowingScheduler:
-    """A scheduler whose `step` counts only with committed steps of an optimizer.
+    """A scheduler that only advances with committed steps of an optimizer.
 
-    It is made of a subclass of the scheduler's own class, and has the same attributes, in the same
-    dict. Copied or pickled it is the scheduler alone. `__wrapped__` is the scheduler.
+    Its class is a subclass of the scheduler's class, and it has the same attributes, in the same
+    dict. A copied or pickled one is the plain scheduler. `__wrapped__` is the scheduler.
     """
 
     __slots__ = ("__wrapped__", "_schedules")
@@ -37,11 +37,11 @@ class FollowingScheduler:
 
     @property
     def step(self) -> Callable[..., Any]:
-        """Steps the scheduler, if that counts; after its optimizer is gone, always."""
+        """Steps the scheduler, if a step was committed; always, after its optimizer was deleted."""
         return self._step
 
     @step.setter
-    def step(self, value: Any) -> None:  # another one, to be called where it counts
+    def step(self, value: Any) -> None:  # called if it counts
         vars(self)["step"] = value
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,12 +49,13 @@ class FollowingScheduler:
         return call() if schedules is None else schedules.call(self, call)
 
     def link(self, schedules: Schedules | None) -> None:
-        """Follow an optimizer, weakly: it may lead to its scheduler, e.g. by a hook."""
+        """Follow an optimizer by a weak reference: it may reference its scheduler, e.g. in a
+        hook."""
         ref = None if schedules is None else weakref.ref(schedules)
         object.__setattr__(self, "_schedules", ref)
 
     def schedules(self) -> Schedules | None:
-        """Those of the optimizer that is followed; None where that is gone."""
+        """The schedulers of the followed optimizer; None if it was deleted."""
         return None if self._schedules is None else self._schedules()
 
     def __repr__(self) -> str:
@@ -68,11 +69,11 @@ class FollowingScheduler:
 
 
 class Schedules:
-    """The schedulers of one optimizer, and what each still has to do.
+    """The schedulers of one optimizer, and their pending calls.
 
     A call of a scheduler's `step` counts if a step of the optimizer was committed since the last
-    call that did. What a peer is given is always the state at the beginning of a step: a call made
-    while a step is open is repeated after a heal.
+    call that counted. A peer always receives the state at the beginning of a step: a call during an
+    open step is repeated after a heal.
 
     Args:
         groups: returns the optimizer's parameter groups.
@@ -92,7 +93,7 @@ class Schedules:
         self._calls: list[tuple[FollowingScheduler, Call]] = []
 
     def follow(self, scheduler: Any) -> Any:
-        """The scheduler as one whose steps count only with committed ones."""
+        """The scheduler, wrapped so that it only advances with committed steps."""
         missing = [
             name
             for name in ("step", "state_dict", "load_state_dict")
@@ -124,7 +125,7 @@ class Schedules:
         self._open = True
 
     def end(self) -> None:
-        """It is decided."""
+        """The step is decided."""
         self._open = False
         self._before = None
         self._calls = []
@@ -146,8 +147,8 @@ class Schedules:
             self._warned = True
             warnings.warn(
                 "a scheduler's step() was called between the optimizer's zero_grad() and its "
-                "step(); a replica that is started again and healed in this step does not do that, "
-                "and has another learning rate from then on. Call scheduler.step() before "
+                "step(); a replica that is restarted and healed in this step does not make this "
+                "call, and has another learning rate from then on. Call scheduler.step() before "
                 "zero_grad().",
                 stacklevel=4,
             )
@@ -160,11 +161,12 @@ class Schedules:
             result = call()
         finally:
             self._inside = False
-        self._seen[scheduler] = self.commits  # one that has raised an error may be repeated
+        self._seen[scheduler] = self.commits  # a call that raised an error may be repeated
         return result
 
     def save(self) -> dict[str, Any]:
-        """What a peer needs: the schedulers' states and the groups' values. From any thread."""
+        """The data for a peer: the schedulers' states and the groups' values. Callable from any
+        thread."""
         with self._lock:
             return self._before or self._now()
 
@@ -181,24 +183,24 @@ class Schedules:
         return Coordinator.copied(live)
 
     def check(self, saved: dict[str, Any]) -> None:
-        """Raise ValueError for what comes from another program."""
+        """Raise ValueError for the data of another program."""
         theirs = [x["class"] for x in saved["schedulers"]]
         mine = [type(scheduler.__wrapped__).__qualname__ for scheduler in self._seen]
         if mine != theirs:
             raise ValueError(
                 f"a peer's schedulers are {theirs}, but this replica's are {mine}; make the same "
-                "ones in the same order everywhere, and keep them alive."
+                "ones in the same order in all replicas, and keep references to them."
             )
         if len(saved["groups"]) != len(self.groups()):
             raise ValueError(
                 f"a peer has {len(saved['groups'])} parameter groups, but this replica has "
-                f"{len(self.groups())}; add the same ones everywhere."
+                f"{len(self.groups())}; add the same ones in all replicas."
             )
 
     def load(self, saved: dict[str, Any], *, groups: bool) -> None:
-        """Become what a peer has saved, then do what was done here since the step began.
+        """Load the data of a peer, then repeat the calls since the step began.
 
-        groups: load the groups' values too.
+        groups: also load the groups' values.
         """
         if groups:
             for group, values in zip(self.groups(), saved["groups"], strict=True):
@@ -217,12 +219,13 @@ def _saved(scheduler: FollowingScheduler, due: bool) -> dict[str, Any]:
 
 
 def _loaded(mine: Any, value: Any) -> Any:
-    """A peer's value; in the tensor that is here, where there is one, since others may hold it."""
+    """A peer's value, written into the existing tensor if there is one, since it may be
+    referenced."""
     if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
         return mine.detach().copy_(value) if mine.requires_grad else mine.copy_(value)
     return value
 
 
 def _alone(scheduler: Any) -> Any:
-    """What a copy of a following scheduler is: a scheduler that follows nothing yet."""
+    """A copy of a following scheduler: a scheduler that follows no optimizer yet."""
     return scheduler

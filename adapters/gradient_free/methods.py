@@ -1,8 +1,9 @@
-"""Methods that ask for candidates and are told their losses, as `GradientFree` drives them.
+"""Drivers of gradient-free methods for `GradientFree`.
 
-A population method (`fo.search`) moves by itself; an estimator (`fo.estimators`) feeds a
-transformation. Both become a driver: `init` makes the state, `ask` says how many candidates there
-are and gives any leaf of all of them, and `tell` returns new parameters and the new state.
+A population method (`fo.search`) computes new parameters; an estimator (`fo.estimators`) passes
+gradients to a transformation. Both become a driver: `init` creates the state, `ask` returns the
+number of candidates and a function for a leaf of all of them, and `tell` returns new parameters and
+the new state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Leaf: TypeAlias = Callable[[int], Tensor]
 """From the index of a leaf to that leaf of all candidates, with a leading dimension."""
 
 FEW = 2
-"""So many candidates of an estimator are drawn leaf by leaf, and never there as a whole."""
+"""Up to this number, candidates of an estimator are drawn leaf by leaf and never stored as a
+whole."""
 
 
 class Searching(NamedTuple):
@@ -38,7 +40,7 @@ class Searching(NamedTuple):
 
     @property
     def size(self) -> int:
-        """On what the shapes in its state depend, beside the parameters."""
+        """The values, besides the parameters, on which the shapes in its state depend."""
         return self.method.population
 
     def init(self, params: Any, seed: int) -> Any:
@@ -56,7 +58,7 @@ class Searching(NamedTuple):
 
 
 class EstimatingState(NamedTuple):
-    """The state of an estimator, and that of the transformation."""
+    """The state of an estimator and of the transformation."""
 
     step: Tensor
     """Estimates made so far, 0-dim int64."""
@@ -68,12 +70,12 @@ class EstimatingState(NamedTuple):
     """The state of the transformation."""
 
     def own(self) -> EstimatorState:
-        """The state as the estimator knows it."""
+        """The state of the estimator."""
         return EstimatorState(*self[:3])
 
 
 class Estimating(NamedTuple):
-    """An estimator of gradients, and who works on them."""
+    """An estimator of gradients, and the transformation of these."""
 
     estimator: Estimator
     tx: base.GradientTransformation
@@ -121,7 +123,7 @@ class Recipe:
     defaults: all hyperparameters of both. takes_any: whether one of them has `**kwargs`.
 
     Raises:
-        TypeError: for what is neither, for a hyperparameter that neither takes, that is missing, or
+        TypeError: for another type, for a hyperparameter that neither takes, that is missing, or
             that both take.
     """
 
@@ -174,16 +176,16 @@ class Recipe:
             )
         if tx is not None and not self.passes_on:
             raise TypeError(
-                "this population method moves by itself and hands nothing to a transformation; "
-                "leave tx out. (openai_es and pgpe take one: pass the function, and not what it "
-                "returned.)"
+                "this population method computes its own steps and uses no transformation; "
+                "leave tx out. (openai_es and pgpe take one: pass the function, not its "
+                "result.)"
             )
         return Searching(method)
 
     def _with(self, tx: Any, group: dict[str, Any]) -> Any:
         if tx is None:
             raise TypeError(
-                "the method hands gradients to a transformation; pass tx=fo.adam, lr=…."
+                "the method passes gradients to a transformation; pass tx=fo.adam, lr=…."
             )
         return self.method.call(tx=tx, **{name: group[name] for name in self.method.names})
 
@@ -192,11 +194,11 @@ def estimating(estimator: Estimator, tx: base.GradientTransformation | None) -> 
     """The driver of an estimator; raises TypeError if it cannot be driven."""
     if estimator.candidates is refuse:
         raise TypeError(
-            "forward_gradient differentiates the loss itself, and a closure cannot be; call "
-            "value_and_grad(loss_fn) of it in a loop, or take spsa, es_gradient or mezo."
+            "forward_gradient differentiates the loss, but a closure cannot be differentiated; "
+            "call its value_and_grad(loss_fn) in a loop, or use spsa, es_gradient or mezo."
         )
     if tx is None:
-        raise TypeError("an estimator makes gradients for a transformation; pass tx=fo.sgd, lr=….")
+        raise TypeError("an estimator passes gradients to a transformation; pass tx=fo.sgd, lr=….")
     missing = sorted(set(tx.required) - {"value"})
     if missing:
         raise TypeError(
@@ -218,6 +220,6 @@ class Always:
 
 
 def names_of(recipe: Callable[..., Any]) -> list[str]:
-    """The hyperparameters that a recipe names."""
+    """The hyperparameters of a recipe."""
     parameters = inspect.signature(recipe).parameters.values()
     return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

@@ -1,4 +1,4 @@
-"""The torch.optim.Optimizer that learns from values of the loss alone."""
+"""The torch.optim.Optimizer that uses only values of the loss."""
 
 from __future__ import annotations
 
@@ -22,42 +22,43 @@ from functional_optim.search.shaping import worst_if_not_finite
 
 
 class GradientFree(OptimizerBase):
-    """A torch.optim.Optimizer that tries parameters out: no backward pass, no gradients.
+    """A torch.optim.Optimizer for gradient-free methods: no backward pass, no gradients.
 
     Its step evaluates the closure as often as the method needs, each time with the parameters set
-    to another candidate, and leaves them where the method has learnt to go.
+    to another candidate, and then sets them to the new point of the method.
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
             `requires_grad` may be False, dtypes and devices may differ. All groups are searched as
-            one tree; none may have hyperparameters of its own.
+        one tree and must have the same hyperparameters.
         method: a function of `fo.search` or `fo.estimators`, such as `fo.search.cma_es`, whose
-            hyperparameters are given as keywords, or what such a function returned. Any but
-            `forward_gradient`, which needs more than values of the loss.
-        tx: for estimators, and for `openai_es` and `pgpe`, the transformation that gets the
-            gradients: a function from hyperparameters to one, such as `fo.adam`, or a finished one.
+            hyperparameters are passed as keywords, or the result of such a function. All except
+            `forward_gradient`, which needs derivatives.
+        tx: for estimators, and for `openai_es` and `pgpe`, the transformation of the gradients: a
+            function from hyperparameters to one, such as `fo.adam`, or a
+                transformation.
         seed: of all random numbers, an integer. Default 0.
-        hyperparameters: values for the parameters of `method` and `tx`; those with a default may be
-            left out. They become entries of the parameter groups, so LR schedulers find
-            `group["lr"]`. What a method reads at its start only, such as the `sigma` of cma_es,
-            does not change it later.
+        hyperparameters: values for the parameters of `method` and `tx`; those with a default are
+            optional. They become entries of the parameter groups, so LR schedulers find
+            `group["lr"]`. Changes of values that a method reads only at its start, such as the
+            `sigma` of cma_es, have no effect.
 
-    A population method keeps where it is in its state: between steps, writing to the parameters is
-    in vain, and before the first one it is where the method starts. Estimators move the parameters
-    as they find them, and from the untouched ones, so that half types do not drift.
+    A population method has its position in its state: writing to the parameters between steps has
+    no effect; before the first step, they are the starting point. Estimators step the current
+    parameters, from the unperturbed values, so that half types do not drift.
 
     Memory: a copy of the parameters, and a population method's candidates, n times the parameters.
     Estimators with one direction (mezo, spsa) draw their two candidates leaf by leaf instead, from
     the same numbers at each use.
 
     State, with the first parameter: the method's (and transformation's) by path, such as `step`,
-    `seed`, `best_fitness`. `method_state()` gives it as the functions of `fo.search` take it.
+    `seed`, `best_fitness`. `method_state()` returns it for the functions of `fo.search`.
 
     Raises:
-        TypeError: for what is no method or transformation, for a hyperparameter that neither takes,
-            that is missing or that both take, for integer parameters; from `step`, without a
-            closure, and for a closure that does not return one number.
-        ValueError: for numbers out of range, and for groups that differ.
+        TypeError: if an argument is not a method or transformation, for a hyperparameter that
+            neither takes, that is missing or that both take, for integer parameters; from `step`,
+            without a closure, and for a closure that does not return a single number.
+        ValueError: for hyperparameters out of range, and for different groups.
         RuntimeError: from `step`, for a closure that calls backward.
 
     Example::
@@ -91,8 +92,8 @@ class GradientFree(OptimizerBase):
     __str__ = OptimizerBase.__repr__  # there are no gradients, and no slots
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """Raises for hyperparameters that the method does not take. There are no gradients to work
-        on: the update raises."""
+        """Raises an error for hyperparameters that the method does not take. There are no
+        gradients: the update raises an error."""
         if group["method"] != self.kind:
             raise ValueError(
                 f"the parameter group is one of {group['method']}, and this optimizer's method is "
@@ -102,10 +103,10 @@ class GradientFree(OptimizerBase):
         return base.GradientTransformation(lambda params: driver.init(params, group["seed"]), _none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the tree that is searched, before the first step.
+        """Add a parameter group to the searched tree, before the first step.
 
         Args:
-            param_group: `params`. Hyperparameters that are given must be the other groups'.
+            param_group: `params`. Hyperparameters must equal those of the other groups.
 
         Raises:
             TypeError, ValueError: for parameters that cannot be used, hyperparameters that differ,
@@ -140,7 +141,7 @@ class GradientFree(OptimizerBase):
                 if not same(first[name], group[name]):
                     raise ValueError(
                         f"parameter groups 0 and {i} differ in {name}, but all parameters are "
-                        "searched as one tree; give them equal values, or each its own optimizer."
+                        "searched as one tree; pass equal values, or use separate optimizers."
                     )
         return first
 
@@ -148,13 +149,13 @@ class GradientFree(OptimizerBase):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _tree(self, values: list[Any]) -> Any:
-        """A list, or a dict by the parameters' names where they have some."""
+        """A list, or a dict by the parameters' names if there are any."""
         names = [n for group in self.param_groups for n in names_of(group) or ()]
         named = len(set(names)) == len(values)
         return dict(zip(names, values, strict=True)) if named else values
 
     def _state(self, driver: Driver, params: Any) -> Any:
-        """The method's state: the one that is kept, or a new one from the parameters."""
+        """The method's state: the stored one, or a new one from the parameters."""
         kept = self.state.get(self._params()[0])
         if not kept:
             return driver.init(params, self.param_groups[0]["seed"])
@@ -190,12 +191,13 @@ class GradientFree(OptimizerBase):
         return state.own() if isinstance(driver, Estimating) else state
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Evaluate the closure for every candidate, and learn.
+        """Evaluate the closure for every candidate, and update the parameters.
 
         Args:
-            closure: returns the loss at the parameters as they are, a tensor of one element or a
-                number; what is not finite is worst. Called once for each candidate, without
-                recording gradients. If it raises, parameters and state are as before the step.
+            closure: returns the loss at the current parameters, a tensor of one element or a
+                number; values that are not finite rank last. Called once for each candidate,
+                without recording gradients. If it raises an error, parameters and state are as
+                before the step.
 
         Returns:
             The smallest loss of this step, a 0-dim tensor; infinite if none was finite.
@@ -203,7 +205,7 @@ class GradientFree(OptimizerBase):
         if closure is None:
             raise TypeError(
                 "GradientFree compares losses at several points, so step needs a closure: a "
-                "function that returns the loss at the parameters as they are."
+                "function that returns the loss at the current parameters."
             )
         driver = numeric.trusting(True, self.recipe, self._group())
         return base.unrecorded(self._try_out, closure, driver)
@@ -214,7 +216,7 @@ class GradientFree(OptimizerBase):
         params = self._params()
         before = [p.detach().clone() for p in params]
         at = self._tree(before)
-        moved = list(zip(params, before, strict=True))  # to be put back if the step does not happen
+        moved = list(zip(params, before, strict=True))  # to restore them if the step fails
         places = tree.leaves(self._tree(params))  # a dict's leaves are sorted by name
         try:
             state = self._state(driver, at)
@@ -245,7 +247,7 @@ class GradientFree(OptimizerBase):
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit.
 
-        Of a method that was called before it was passed, the hyperparameters are not compared.
+        The hyperparameters of a method object are not compared.
         """
         super().check_loaded(given, before)
         self.__dict__.pop("_like", None)
@@ -266,11 +268,11 @@ class GradientFree(OptimizerBase):
 
 
 def _none(grads: Any, state: Any, params: Any = None) -> Any:
-    raise TypeError("GradientFree works on losses and not on gradients; call step(closure).")
+    raise TypeError("GradientFree uses losses, not gradients; call step(closure).")
 
 
 def evaluate(closure: Callable[[], Any]) -> Any:
-    """Call a closure; if it fails for want of gradients, say why there are none."""
+    """Call a closure; if it fails without gradients, explain why there are none."""
     try:
         return closure()
     except RuntimeError as error:
@@ -297,23 +299,23 @@ def number(loss: Any) -> Tensor:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Are two hyperparameters equal?"""
+    """Whether two hyperparameters are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return a is b or bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
     return a is b or a == b
 
 
 class Described:
-    """What a tensor of a state looks like: `like` has its shape and dtype, but no memory."""
+    """The template of a tensor of a state: `like` has its shape and dtype, but no memory."""
 
     def __init__(self, x: Tensor) -> None:
         self.like, self.device = torch.empty_like(x, device="meta"), x.device
 
 
 def check_kept(kept: dict[str, Any], like: Any) -> None:
-    """Raise ValueError unless what is kept is a state of this method and these parameters.
+    """Raise ValueError unless it is a state of this method and these parameters.
 
-    Other entries may be there, but none of another transformation.
+    Other entries are allowed, but none of another transformation.
     """
     why = {path: misfit(kept.get(path), x.like) for path, x in tree.items(like)}
     refuse(

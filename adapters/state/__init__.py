@@ -1,1 +1,1 @@
-"""What an optimizer object is called, saved and loaded by."""
+"""Names, hyperparameters, saving and loading of optimizer objects."""

@@ -1,10 +1,10 @@
-"""The hyperparameters of a parameter group: what has changed in them, and new numbers without a new
-transformation.
+"""The hyperparameters of a parameter group: detects changes, and replaces values without building a
+new transformation.
 
 A recipe is a function of hyperparameters, so it would have to be called again whenever a learning
 rate changes. Instead it is called once with a placeholder (`numeric.Placeholder`) for each number
-that has changed. If the result differs from a plain one in nothing but the places where rules read
-these numbers, it serves for all numbers to come.
+that has changed. If the result differs from a plain one only where rules read these numbers, it is
+used for all later numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functional_optim.core.rule import Rule
 from functional_optim.numeric import Placeholder
 
 PARAMS = ("params", "param_names")
-"""The entries of a group that are no hyperparameters."""
+"""The keys of a group that are not hyperparameters."""
 
 PLAIN_NUMBERS = (float, int, bool)
 
@@ -81,9 +81,9 @@ Make = Callable[[dict[str, Any]], GradientTransformation]
 
 
 class Placeholders:
-    """The hyperparameters of a group that are replaced where its transformation reads them.
+    """The hyperparameters of a group, replaced where its transformation reads them.
 
-    recipe: the functions that make a transformation; nothing is replaced if they might ask for the
+    recipe: the functions that build a transformation; nothing is replaced if they might check the
     class of a number.
     """
 
@@ -93,7 +93,8 @@ class Placeholders:
         self.unfit: set[str] = set()
 
     def take(self, changed: dict[str, Any]) -> bool:
-        """Replace numbers that have changed; False, and nothing done, if that is not possible."""
+        """Replace numbers that have changed; return False, without changes, if that is not
+        possible."""
         for key, x in changed.items():
             if key not in self.known or not _suits(self.known[key], x):
                 return False
@@ -105,9 +106,9 @@ class Placeholders:
     def transform(
         self, make: Make, group: dict[str, Any], changed: Collection[str]
     ) -> GradientTransformation:
-        """The transformation that a group asks for, whose numbers `take` can replace if possible.
+        """The transformation of a group, whose numbers `take` can replace if possible.
 
-        changed: the keys of what has changed since the last step.
+        changed: the keys of hyperparameters that have changed since the last step.
         """
         tx = make(group)
         keys = [key for key in {*self.known, *changed} if _is_number(group.get(key))]
@@ -152,10 +153,10 @@ def _suits(places: Any, x: Any) -> bool:
 
 
 def _alike(a: Any, b: Any, above: Collection[tuple[int, int]] = (), *, read: bool = False) -> bool:
-    """Whether two objects are the same but for placeholders in the second.
+    """Whether two objects are the same except for placeholders in the second.
 
-    above: the pairs that are being compared. read: whether a rule of this package holds the object,
-    and so reads a number with `numeric.at`.
+    above: the pairs that are being compared. read: whether a rule of this package contains the
+    object, and so reads a number with `numeric.at`.
     """
     kind = type(b)
     if kind is Placeholder:
@@ -190,7 +191,7 @@ def _alike(a: Any, b: Any, above: Collection[tuple[int, int]] = (), *, read: boo
 
 
 def _is_own(x: Any) -> bool:
-    """Whether a function or class is this package's."""
+    """Whether a function or class belongs to this package."""
     return _home(x).startswith(PACKAGE)
 
 
@@ -199,7 +200,7 @@ def _home(x: Any) -> str:
 
 
 def _held(f: FunctionType) -> tuple[Any, ...]:
-    """What a function closes over; a variable that was never set has its cell in its place."""
+    """The closure of a function; a variable that was never set is represented by its cell."""
     return tuple([_content(cell) for cell in f.__closure__ or ()])
 
 
@@ -211,13 +212,13 @@ def _content(cell: Any) -> Any:
 
 
 ASKS = {"type", "isinstance", "issubclass", "__class__"}
-"""What tells the class of a number, beside `match`."""
+"""Functions that check the class of a number, besides `match`."""
 
 
 def asks_class(f: Any, above: Collection[Any] = ()) -> bool:
-    """Whether a recipe might ask for the class of a number, which a placeholder does not have.
+    """Whether a recipe might check the class of a number, which a placeholder does not have.
 
-    It and the functions that it can call by name are searched for what tells a class.
+    It and the functions that it can call by name are searched for such checks.
     """
     f = f.call if type(f) is ByReference else f
     f = f.func if type(f) is functools.partial else f
@@ -235,7 +236,7 @@ def asks_class(f: Any, above: Collection[Any] = ()) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The global names and attributes that code reads, functions inside of it included."""
+    """The global names and attributes that code reads, including nested functions."""
     inner = [_names(x) for x in code.co_consts if isinstance(x, CodeType)]
     matches = {"isinstance"} if dis.opmap["MATCH_CLASS"] in code.co_code[::2] else set[str]()
     return {*code.co_names, *matches}.union(*inner)

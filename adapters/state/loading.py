@@ -1,6 +1,4 @@
-"""State dicts: what a loaded one must be, what torch's loading does to it that ours must not, and
-packed slots, decoded under torch's keys.
-"""
+"""Loading of state dicts: checks, corrections of torch's casts, and conversion of packed slots."""
 
 from __future__ import annotations
 
@@ -33,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:
-    """Load a state dict with torch's own function, and check what it was and what came of it.
+    """Load a state dict with torch's function, and check the dict and the result.
 
-    Hooks of the user come first: what they return is checked.
+    Hooks of the user run first: their result is checked.
 
-    Raises:
-        ValueError, TypeError: naming the parameters that do not fit. The optimizer is as it was.
+    Raises: ValueError, TypeError: naming the parameters that do not fit. The optimizer is then
+    unchanged.
     """
     check_dict(state_dict)
     transaction(optimizer, _load, optimizer, load, state_dict)
@@ -62,7 +60,7 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
         optimizer.register_load_state_dict_post_hook(release, prepend=True),
     )
     try:
-        with warnings.catch_warnings():  # what torch casts first is put right, or refused
+        with warnings.catch_warnings():  # torch's casts are corrected, or raise errors
             warnings.filterwarnings("ignore", "Casting complex values to real")
             load(state_dict)
     finally:
@@ -71,7 +69,7 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         if own.get("param_names"):
             group["param_names"] = own["param_names"]
-        for name in OWN:  # wrappers that save their own groups have them
+        for name in OWN:  # wrappers that save their groups have them
             group.pop(name, None)
         for name, x in own.items():
             if name in OWN:
@@ -82,20 +80,20 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
 
 
 class _Held:
-    """Codes of a packed slot, which torch would cast to the dtype of the parameter: four times
-    their memory, for all parameters at once."""
+    """Codes of a packed slot. torch would cast them to the dtype of the parameter, which takes four
+    times their memory, for all parameters at once."""
 
     def __init__(self, codes: Tensor) -> None:
         self.codes = codes
 
     def on(self, p: Any) -> Tensor:
-        """The codes on the device of their parameter: if that is theirs, themselves, as torch has
-        it of all that needs no cast."""
+        """The codes on the device of their parameter; without a copy if they are already there, as
+        torch does for all tensors that need no cast."""
         return self.codes.to(getattr(p, "device", self.codes.device))
 
 
 def _held(mine: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of one parameter, of which torch casts no codes."""
+    """The state of one parameter, with codes that torch does not cast."""
     return {
         key: _Held(x) if isinstance(x, Tensor) and str(key).rpartition(".")[2] in CELLS else x
         for key, x in mine.items()
@@ -103,7 +101,7 @@ def _held(mine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_dict(state_dict: Any) -> None:
-    """Raise TypeError for what is no dict at all."""
+    """Raise TypeError unless it is a dict."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
             f"load_state_dict takes what an optimizer's state_dict() returned, but got a "
@@ -168,12 +166,13 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
 def check_loaded(
     optimizer: OptimizerBase, given: Mapping[str, Any], before: list[set[str]]
 ) -> None:
-    """Check groups and state after a load, and undo torch's casts of what is not like a parameter.
+    """Check groups and state after a load, and undo torch's casts of values that are not like a
+    parameter.
 
     before: the names of each group's hyperparameters before the load.
 
     Raises:
-        ValueError: naming the parameters, and what each has against what it needs.
+        ValueError: naming the parameters, and for each what it has and what it needs.
     """
     faults: list[str] = []
     chains: list[tuple[int, Leafwise]] = []
@@ -190,10 +189,10 @@ def check_loaded(
         except TypeError as error:
             empty = listed([name for name, x in saved.items() if has_none(x)]) or "nothing"
             raise ValueError(
-                f"the loaded hyperparameters of group {k} make no transformation: {error} None was "
-                f"saved for {empty}; it "
-                "stands where a schedule or another function was, which is code and not saved. "
-                "Pass one to this optimizer, or put a number into the loaded groups."
+                f"the loaded hyperparameters of group {k} do not give a transformation: {error} "
+                f"None was saved for {empty}; it replaces a schedule or another function, which is "
+                "code and not saved. Pass one to this optimizer, or put a number into the loaded "
+                "groups."
             ) from None
         if not isinstance(tx, Leafwise):
             faults += _check_whole(optimizer, k, tx, saved, given["state"])
@@ -220,7 +219,7 @@ def check_loaded(
 def _refuse(faults: list[str]) -> None:
     advice = "load a checkpoint of this model and of the same kind of optimizer"
     if any("a DTensor" in fault for fault in faults):
-        advice = "save and load it through torch.distributed.checkpoint, which divides it again"
+        advice = "save and load it through torch.distributed.checkpoint, which reshards it"
     refuse("the loaded state", faults, advice)
 
 
@@ -233,9 +232,9 @@ def _check_parameter(
     tx: Leafwise,
     other: bool,
 ) -> list[str]:
-    """Faults in one parameter's state, {} for its name; puts right what torch has cast.
+    """Faults in one parameter's state, with {} for its name; corrects torch's casts.
 
-    other: whether the hyperparameters are those of another algorithm.
+    other: whether the hyperparameters belong to another algorithm.
     """
     carried = tx.carried
     numbers = {**carried, STEPS: 0}.items()
@@ -276,7 +275,7 @@ def _check_parameter(
 
 
 def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
-    """Put the slots of one parameter into the memory in which they are kept."""
+    """Move the slots of one parameter into their memory."""
     for rule, keys, _ in tx.rules if tx else ():
         if rule.storage.home is not None:
             kept = at_home(rule, tuple([found.get(key) for key in keys]))
@@ -284,9 +283,9 @@ def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
 
 
 def _misplaced(x: Any, p: Tensor, beside: bool) -> str | None:
-    """Why a slot of the right shape cannot be kept for p; None if it can.
+    """Why a slot of the right shape cannot be used for p; None if it can.
 
-    beside: whether it must be divided among processes as p is.
+    beside: whether it must be sharded like p.
     """
     if not isinstance(x, Tensor):
         return f"is a {described(x)}, but it needs a tensor"
@@ -296,7 +295,7 @@ def _misplaced(x: Any, p: Tensor, beside: bool) -> str | None:
 
 
 def _as_kept(loaded: Any, exact: Any, entry: Entry) -> Any:
-    """A loaded value in the dtype in which it is kept; exact: the same before torch's cast."""
+    """A loaded value in its stored dtype; exact: the value before torch's cast."""
     dtype = numeric.carry_dtype(entry.value) if entry.number else entry.value.dtype
     if getattr(loaded, "dtype", None) is dtype:
         return loaded
@@ -306,7 +305,7 @@ def _as_kept(loaded: Any, exact: Any, entry: Entry) -> Any:
 
 
 def _as_count(step: Any, integer: bool) -> Any:
-    """A step count as the optimizer keeps it."""
+    """A step count in the format of the optimizer."""
     if integer:
         return int(step)
     return step if isinstance(step, Tensor) else owned(numeric.stored(float(step)))
@@ -337,20 +336,20 @@ def _check_whole(
 
 
 def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state dict with each packed slot whole, in float32, under torch's own key.
+    """A state dict with decoded slots, in float32, under torch's keys.
 
-    `opt.state_dict(decoded=True)` returns this. As a hook it serves whatever calls `state_dict` by
-    itself: `opt.register_state_dict_post_hook(adapters.decode_slots)` for trainers, and for
-    `get_optimizer_state_dict`, so that a checkpoint can be loaded by other numbers of processes.
-    Loading packs the slots again.
+    `opt.state_dict(decoded=True)` returns this. If other code calls `state_dict`, register it as a
+    hook: `opt.register_state_dict_post_hook(adapters.decode_slots)`, for trainers, and for
+    `get_optimizer_state_dict`, so that another number of processes can load the checkpoint. Loading
+    packs the slots again.
 
     Args:
-        optimizer: whose state it is.
-        state_dict: what its `state_dict()` returned. It is not changed.
+        optimizer: the optimizer of the state.
+        state_dict: the result of its `state_dict()`. It is not changed.
 
     Raises:
-        ValueError: if it is packed, and of a group whose transformation works on whole trees, or
-            if it does not fit.
+        ValueError: if it is packed and the transformation of its group does not consist of
+            one-tensor rules, or if it does not fit.
 
     Example::
 
@@ -380,12 +379,12 @@ def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[s
                 state[index], strange = converted(found, _whole(part, path, p))
                 where = place(group, k, i)
                 faults += [f"{key} of parameter {where} {x}" for key, x in strange.items()]
-    refuse("the state", faults, "pass what the optimizer's own state_dict() returned")
+    refuse("the state", faults, "pass what the optimizer's state_dict() returned")
     return {**state_dict, "state": state}
 
 
 def _whole(tx: Leafwise, path: str, p: Tensor) -> dict[str, tuple[Any, Tensor]]:
-    """What a parameter's slots are like where none is packed."""
+    """The templates of a parameter's slots without packing."""
     found: dict[str, tuple[Any, Tensor]] = {}
     for rule, keys, _ in tx.rules:
         plain = rule.without_codecs()
@@ -400,6 +399,6 @@ def _check_unpacked(k: int, found: Mapping[str, Any]) -> None:
     packed = [key for key in found if not CELLS.keys().isdisjoint(str(key).split("."))]
     if packed:
         raise ValueError(
-            f"group {k} has a transformation of whole trees, of which {packed[0]} is packed; only "
-            "recipes made of one-tensor rules can be decoded. Save it as it is."
+            f"group {k} has a transformation of trees, of which {packed[0]} is packed; only "
+            "recipes made of one-tensor rules can be decoded. Save it packed."
         )

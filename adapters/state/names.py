@@ -1,4 +1,4 @@
-"""The names of an optimizer's parameters: what patterns see, and what errors say."""
+"""The names of an optimizer's parameters, for patterns and errors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from functional_optim.checkpoint.errors import listed, near
 
 COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of a model that it wraps."""
+"""The prefix of torch.compile in the names of a model."""
 WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""What torch puts into the names of a model that it wraps: torch.compile, DataParallel and
+"""The prefixes of torch's wrappers in the names of a model: torch.compile, DataParallel and
 DistributedDataParallel, FullyShardedDataParallel, and checkpoint_wrapper."""
 
 
 def named(group: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """A group's parameters with the paths that patterns see: their names, else their places."""
+    """A group's parameters with their paths for patterns: their names, or their indices."""
     params, names = group["params"], names_of(group) or []
-    places = map(str, range(len(names), len(params)))  # of those that were appended later
+    places = map(str, range(len(names), len(params)))  # for parameters that were appended later
     return list(zip([*names[: len(params)], *places], params, strict=True))
 
 
@@ -36,15 +36,15 @@ def place(group: Mapping[str, Any], k: int, i: int) -> str:
 
 
 def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise ValueError where a group and a saved one both name their parameters, and not alike.
+    """Raise ValueError if a group and a saved one have different parameter names.
 
-    torch would go by their order, and give each parameter the state of another one.
+    torch would match them by order, and assign each parameter the state of another one.
     """
     own = list(map(_bare, mine.get("param_names") or ()))
     saved = list(map(_bare, theirs.get("param_names") or ()))
     if not saved and all(isinstance(name, str) for name in theirs["params"]):  # a dict by names
         saved = list(map(_bare, theirs["params"]))
-        if sorted(saved) != sorted(own):  # those of a whole model, of which this is a part
+        if sorted(saved) != sorted(own):  # the names of a whole model, of which this is a part
             return
     if not own or not saved or own == saved:
         return
@@ -63,8 +63,8 @@ def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
         found = f"they are in another order: {saved[i]} was saved instead of {own[i]}"
     raise ValueError(
         f"the names of the parameters in group {k} are not those that were saved: {found}. If "
-        "their order is right, delete 'param_names' from the saved groups; else put names and "
-        "'params' there right. Where a trainer loads, do it in a hook: "
+        "their order is right, delete 'param_names' from the saved groups; else fix names and "
+        "'params' there. If a trainer loads, do so in a hook: "
         "opt.register_load_state_dict_pre_hook(fn)."
     )
 

@@ -1,4 +1,4 @@
-"""The single numbers in the state of an optimizer, by name."""
+"""The scalars in the state of an optimizer, by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ States: TypeAlias = list[tuple[str, dict[str, Any]]]
 
 
 def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, float]:
-    """What `numbers` reads of a state, of all parameter groups."""
+    """The scalars of the states of all parameter groups."""
     found: dict[str, Any] = {}
     groups = optimizer.param_groups
     paths = [path for group in groups for path, _ in named(group)]
@@ -44,8 +44,8 @@ def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, floa
 
 
 def _add(found: dict[str, Any], tx: Leafwise, states: States, label: str, within: str) -> None:
-    """Add the numbers of a group. label: its name, if there are several. within: what its
-    parameters have before their names."""
+    """Add the scalars of a group. label: its name, if there are several groups. within: the prefix
+    of its parameters' names."""
     known = {key: x for _, mine in reversed(states) for key, x in mine.items()}
     shared = {key for rule, _, keys in tx.rules if rule.runs.shared for key in keys}
     each = {key for _, mine in states for key, x in mine.items() if not _is_number(x)}

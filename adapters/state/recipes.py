@@ -1,4 +1,4 @@
-"""Recipes, their hyperparameters, and what of these is data to be saved."""
+"""Recipes, their hyperparameters, and which of these are saved."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ OTHERS = frozenset(
         *("recipe", "compile", "stored", "method", "tx"),
     )
 )
-"""Keys of a parameter group that no recipe needs to take: torch's own, those that schedulers and
-weight averaging write, torch's choices of an implementation, which change no numbers, and the
-optimizer's arguments, which ZeroRedundancyOptimizer hands on in every group."""
+"""Keys of a parameter group that a recipe need not accept: torch's keys, those that schedulers and
+weight averaging write, torch's selection of an implementation, which changes no results, and the
+optimizer's arguments, which ZeroRedundancyOptimizer passes in every group."""
 
 
 class ByReference:
     """A recipe that pickle stores by its name, and deepcopy shares.
 
     names: its hyperparameters. more: those that some groups have, for a recipe with `**kwargs`.
-    groups: where functions may be among these, which pickle stores by name, too.
+    groups: those that may contain functions, which pickle also stores by name.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class ByReference:
         return ByReference(self.call, self.names, *groups, more=self.more)
 
     def checked(self, group: dict[str, Any]) -> ByReference:
-        """The recipe, for a group as well; TypeError for a hyperparameter that it does not take.
+        """The recipe, also for a group; TypeError for a hyperparameter that it does not accept.
 
-        One with `**kwargs` takes all: it gets those of the group, too.
+        A recipe with `**kwargs` accepts all, and also receives those of the group.
         """
         names = (*self.names, *self.more)
         if not takes_any(self.call):
@@ -100,7 +100,8 @@ def _check_pickled(what: str, function: Any) -> None:
 
 
 def is_code(x: Any) -> bool:
-    """Is a hyperparameter a function, such as a schedule? A module is data: it has parameters."""
+    """Whether a hyperparameter is a function, such as a schedule. A module is data: it has
+    parameters."""
     return callable(x) and not isinstance(x, torch.nn.Module)
 
 
@@ -117,7 +118,7 @@ def has_none(saved: Any) -> bool:
 
 
 def with_code(saved: Any, own: Any) -> Any:
-    """A saved hyperparameter, with the functions that the optimizer has of its own."""
+    """A saved hyperparameter, with the functions of the optimizer."""
     if type(own) is tuple and isinstance(saved, (list, tuple)) and len(saved) == len(own):
         return type(saved)([with_code(x, y) for x, y in zip(saved, own, strict=True)])
     return own if is_code(own) else saved
@@ -129,7 +130,7 @@ def takes_any(recipe: Recipe) -> bool:
 
 
 def unknown_keys(group: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """The keys of a group that neither are among the names nor may be there beside them."""
+    """The keys of a group that are neither among the names nor allowed otherwise."""
     return sorted([key for key in map(str, group) if key not in OTHERS and key not in set(names)])
 
 
@@ -140,14 +141,14 @@ def check_keys(group: dict[str, Any], names: Collection[str]) -> None:
         raise TypeError(
             f"a parameter group has {', '.join(unknown)}, which the recipe does not take (it "
             f"takes: {', '.join(sorted(names)) or 'none'}). Check the spelling, or make it an "
-            f"argument of the recipe. An entry of your own that nobody shall read may be assigned "
+            f"argument of the recipe. To store a custom entry, assign it "
             f"afterwards: opt.param_groups[i][{unknown[0]!r}] = …."
         )
 
 
 def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") -> None:
-    """Raise TypeError for what torch refuses silently that helps: a module instead of
-    its parameters, and a learning rate that is no number. instead: what takes a schedule."""
+    """Raise TypeError for arguments that torch does not explain: a module instead of its
+    parameters, and a learning rate that is not a number. instead: the call for a schedule."""
     if isinstance(params, torch.nn.Module):
         raise TypeError(
             f"{who} takes parameters, but got a {type(params).__name__}; pass model.parameters(), "
@@ -167,9 +168,8 @@ def of_model(
     hyper: dict[str, Any],
     wanted: Callable[[str, Any], Any] = lambda path, p: True,
 ) -> tuple[Any, dict[str, Any]]:
-    """Parameters with their names, and what they are as matrices, where a model is given: instead
-    of the parameters, or as the `views` of a recipe that has such. wanted: of which of them it must
-    be known."""
+    """Parameters with their names and matrix views, if a model is passed: instead of the
+    parameters, or as the `views` of a recipe. wanted: the parameters that must be described."""
     views = hyper.get("views")
     whole = isinstance(params, torch.nn.Module)
     model = params if whole else views
@@ -194,8 +194,8 @@ def of_model(
 
 
 def named_by(model: torch.nn.Module, given: Any) -> Any:
-    """Parameters, or groups of such, with the names that they have in a model, but for those that
-    have one; what torch refuses as it is."""
+    """Parameters, or groups of such, with their names in a model, unless they have names; invalid
+    values unchanged, for torch's errors."""
     paths = {id(p): path for path, p in model.named_parameters()}
 
     def with_name(x: Any) -> Any:
@@ -226,7 +226,7 @@ def pairs_in(group: Any) -> list[tuple[str, Tensor]]:
 
 
 def with_kernels(group: Any) -> Any:
-    """A parameter group whose `views` are a model, with what that knows instead."""
+    """A parameter group whose `views` are a model, with the views of that model."""
     model = group.get("views") if isinstance(group, dict) else None
     if not isinstance(model, torch.nn.Module):
         return group
@@ -234,7 +234,7 @@ def with_kernels(group: Any) -> Any:
 
 
 def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's hyperparameters: those given, and the recipe's own defaults for the others."""
+    """A recipe's hyperparameters: the passed ones, and the recipe's defaults for the others."""
     if isinstance(recipe, type) and issubclass(recipe, torch.optim.Optimizer):
         raise TypeError(
             f"a recipe makes a transformation, but {recipe.__name__} makes an optimizer object; "
@@ -267,15 +267,15 @@ HOW = {
     "stored": Parameter("stored", Parameter.KEYWORD_ONLY, default=None, annotation="Stored | None"),
     "capturable": Parameter("capturable", Parameter.KEYWORD_ONLY, default=False, annotation="bool"),
 }
-"""The arguments that say how an algorithm is run."""
+"""The arguments for the execution of an algorithm."""
 
 
 def constructor(
     owner: str, parameters: Iterable[Parameter], how: Iterable[str]
 ) -> Callable[..., None]:
-    """The `__init__` of a class called `owner`: it hands its arguments on to `_construct`, by name.
+    """The `__init__` of a class called `owner`: it passes its arguments to `_construct`, by name.
 
-    parameters: all but those that say how it is run. how: the names of these.
+    parameters: all except those for execution. how: the names of these.
     """
     every = [*parameters, *[HOW[name] for name in how]]
     signature = inspect.Signature(sorted(every, key=lambda x: x.kind), return_annotation="None")

@@ -1,4 +1,4 @@
-"""How an optimizer object stores its slots: the keyword `stored` of its class, or of a group."""
+"""The storage of slots in optimizer objects: the keyword `stored` of a class, or of a group."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from functional_optim.combinators.stored import Kind, stored
 from functional_optim.core.base import GradientTransformation
 
 Stored: TypeAlias = Kind | Mapping[str, Kind] | Callable[[Any], GradientTransformation]
-"""The second argument of `fo.stored`, or a function that stands for a call of it."""
+"""The second argument of `fo.stored`, or a function that calls it."""
 
 KEY = "stored"
-"""The keyword, and the entry of a group that has a storage of its own."""
+"""The keyword, and the key of a group with a separate storage format."""
 
 OWN = (KEY, "views")
-"""Entries of a group that say how its tensors are kept and seen: a load leaves them as they are."""
+"""Keys of a group for storage and views of its tensors: a load does not change them."""
 
 
 def storage_of(optimizer: Any, group: Mapping[str, Any]) -> Stored | None:
-    """How the slots of a group are stored; None: as its transformation says."""
+    """The storage format of the slots of a group; None: that of its transformation."""
     return group[KEY] if KEY in group else vars(optimizer).get(KEY)
 
 
 def with_storage(tx: GradientTransformation, given: Stored | None) -> GradientTransformation:
-    """A transformation whose slots are stored as the keyword says.
+    """A transformation with the storage format of the keyword.
 
-    Raises:
-        TypeError, ValueError: those of `stored`, and for a function that returns something else.
+    Raises: TypeError, ValueError: those of `stored`, and for a function that does not return a
+    transformation.
     """
     if given is None:
         return tx
@@ -37,7 +37,7 @@ def with_storage(tx: GradientTransformation, given: Stored | None) -> GradientTr
     if not isinstance(made, GradientTransformation):
         raise TypeError(
             f"the function {KEY}= returned a {type(made).__name__}; it must return the "
-            "transformation that it gets, with other slots, as functools.partial(fo.stored, "
+            "transformation that it receives, with other slots, as functools.partial(fo.stored, "
             "storage='int8') does."
         )
     return made

@@ -1,4 +1,4 @@
-"""Changes to an optimizer object that are made as a whole or not at all."""
+"""Atomic changes of an optimizer object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def transaction(optimizer: torch.optim.Optimizer, change: Callable[..., T], *args: Any) -> T:
-    """Call a function that loads or adds parameter groups; undo what it did if it raises.
+    """Call a function that loads or adds parameter groups; undo its changes if it raises an error.
 
     Restored are the optimizer's attributes (among them `state` and `param_groups`, which loading
     replaces), the list of its groups and the entries of its `defaults`. Tensors and the entries of

@@ -1,1 +1,1 @@
-"""How the tensors of an optimizer object are stepped."""
+"""Steps of optimizer objects."""

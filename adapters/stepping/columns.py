@@ -1,9 +1,9 @@
-"""The numbers in the states of tensors that step together: step counts and carried values.
+"""The scalars in the states of tensors that step together: step counts and carried values.
 
-Each parameter keeps its own 0-dim tensors, as in torch. Where this library made them they are views
-of one vector, so that all advance with one `fill_` (0.8 µs, against 190 µs for 148 single tensors)
-and one version counter tells whether somebody else wrote to one. Tensors that others put into the
-state are theirs: they stay the same objects, and are written one by one.
+Each parameter has separate 0-dim tensors, as in torch. Those that this library creates are views of
+one vector, so that one `fill_` advances all (0.8 µs, compared with 190 µs for 148 single tensors)
+and one version counter shows whether other code wrote to one. Tensors that other code put into the
+state stay the same objects, and are written one by one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def owned(x: Tensor) -> Tensor:
 
 
 EXACT = 1 << 24
-"""Up to which float32 has all whole numbers."""
+"""The largest integer up to which float32 is exact."""
 
 
 class Column:
-    """One number of several states, under one key; the same in all of them.
+    """One scalar of several states, under one key, equal in all of them.
 
-    A number that is computed on another device is kept there, so that no step waits for it.
+    A scalar that is computed on another device stays there, so that no step waits for it.
 
-    value: what the states hold. captured: whether the number on the device is the one that counts,
-    as replays change it without the host.
+    value: the scalar in the states. captured: whether the scalar on the device is authoritative,
+    because replays change it without the host.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Column:
         self.tensors = [vector]
 
     def writes(self, value: Any) -> list[Write]:
-        """What sets all to one value: on its device, and in float64 if float32 may not hold it."""
+        """The write of one value to all: on its device, and in float64 if float32 is not exact."""
         first = self.tensors[0]
         if self.ours and isinstance(value, Tensor):
             if value.device != first.device:
@@ -76,13 +76,13 @@ class Column:
         self.moved = True
 
     def fill(self) -> Callable[[float], object] | None:
-        """What sets all to a number below `EXACT`, if that takes one call of a C function."""
+        """The write of a number below `EXACT` to all, if one call of a C function does it."""
         first = self.tensors[0]
         plain = len(self.tensors) == 1 and type(first) is Tensor and self.here
         return first.fill_ if plain and not self.captured else None
 
     def written(self, value: Any) -> bool:
-        """Note what was written; True if the states have new tensors for that."""
+        """Record the write; True if the states have new tensors."""
         moved, self.moved = self.moved, False
         if not (self.here or self.captured):
             self.known = None if isinstance(value, Tensor) else self._rounded(value)
@@ -92,7 +92,7 @@ class Column:
         return numeric.stored(value, dtype=self.tensors[0].dtype).item()
 
     def read(self) -> Any:
-        """The value, as it is kept: a float64 tensor where it is only known on another device."""
+        """The stored value: a float64 tensor if it is only known on another device."""
         first = self.tensors[0].reshape(-1)[0]
         if self.here:
             return first.item()
@@ -100,9 +100,9 @@ class Column:
 
 
 class Readings:
-    """The values of 0-dim tensors, each vector that they are views of read once.
+    """The values of 0-dim tensors; each vector of which they are views is read once.
 
-    Reading a tensor of another device waits for that device.
+    Reading a tensor of another device synchronizes with that device.
     """
 
     def __init__(self) -> None:
@@ -125,10 +125,10 @@ class Integers(Column):
         self.tensors, self.captured = [], False
 
     def fill(self) -> None:
-        """Nothing: there are no tensors."""
+        """Does nothing: there are no tensors."""
 
     def writes(self, value: Any) -> list[Write]:
-        """What sets all to one value."""
+        """The write of one value to all."""
         return [partial(self._write, int(value))]
 
     def _write(self, value: int) -> None:
@@ -136,5 +136,5 @@ class Integers(Column):
             state[self.key] = value
 
     def written(self, value: Any) -> bool:
-        """Note what was written; True: the states have new objects."""
+        """Record the write; True: the states have new objects."""
         return True

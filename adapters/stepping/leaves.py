@@ -1,6 +1,6 @@
-"""The parameters of an optimizer that a step concerns, checked, with all that their states need.
+"""The checked parameters of a step, with complete states.
 
-What a step puts into the states before it writes is taken out again if it does not happen.
+Entries that a step adds to the states before it writes are removed again if the step fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Made = list[tuple[Tensor, str]]
-"""Entries of the state, by parameter and key, that a step has made but not yet written to."""
+"""New entries of the state, by parameter and key, that a step has not written to yet."""
 
 
 def fill_state(
@@ -41,11 +41,11 @@ def fill_state(
     recorded: bool = False,
     device: torch.device | None = None,
 ) -> None:
-    """Give p what its state lacks: everything at its first step, a new slot after a load.
+    """Add missing entries to the state of p: all at its first step, a new slot after a load.
 
-    made: what is new is noted there first. recorded: by autograd, back to the parameter and the
-    hyperparameters that it is made from. device: of the numbers; None: the CPU, or wherever they
-    are.
+    made: new entries are recorded there first. recorded: whether autograd records them, back to the
+    parameter and the hyperparameters. device: of the scalars; None: the CPU, or their current
+    device.
     """
     if not optimizer.state.get(p):
         for rule, _, _ in tx.rules:
@@ -64,7 +64,7 @@ def fill_state(
             first = numeric.stored(value, device)
             made.append((p, key))
             mine[key] = first.clone() if recorded else owned(first)
-        elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
+        elif type(value) is int and mine[key].dtype is torch.float32:  # an older count
             mine[key] = owned(mine[key].to(torch.float64))
         if device is not None:
             mine[key] = _there(mine[key], device)
@@ -79,18 +79,18 @@ def fill_state(
 
 
 def _there(x: Tensor, device: torch.device) -> Tensor:
-    """A number on a device, as it is or as a new one."""
+    """A scalar on a device, unchanged or as a new tensor."""
     return x if x.device == device else owned(x.to(device))
 
 
 def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:
-    """Raise RuntimeError if a state has the slots of a rule in another form than it needs."""
+    """Raise RuntimeError if a state has the slots of a rule in another storage format."""
     stems = {_stem(key) for key in keys}
     others = [key for key in state if _stem(key) in stems and key not in keys]
     if others:
         raise RuntimeError(
             f"the state of parameter {name!r} has {', '.join(others)}, but `stored` now says "
-            f"{', '.join(keys)}; leave it as it was at the first step, or make a new optimizer and "
+            f"{', '.join(keys)}; keep the value of the first step, or create a new optimizer and "
             "load this one's state_dict(), which packs and unpacks slots."
         )
 
@@ -102,9 +102,9 @@ def _stem(key: str) -> str:
 
 
 def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
-    """Make the slots of rules that take batches parts of one tensor for each shape.
+    """Make the slots of rules that take batches parts of one tensor per shape.
 
-    A step then reads and writes them without a copy. Those of one turn are next to each other.
+    A step then reads and writes them without a copy. Those of one turn are adjacent.
 
     leaves: those that step together.
     """
@@ -129,7 +129,7 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
 
 
 def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
-    """Raise TypeError or ValueError for a slot of p's shape that cannot be kept for p."""
+    """Raise TypeError or ValueError for a slot of p's shape that cannot be used for p."""
     for rule, keys, _ in tx.rules:
         for k, key in enumerate(keys):
             slot = state.get(key)
@@ -138,9 +138,9 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
 
 
 def discard(optimizer: OptimizerBase, made: Made) -> None:
-    """Take new entries out of the state again, for a step that did not happen.
+    """Remove new entries from the state, after a failed step.
 
-    An algorithm that counts no steps would take a parameter with a state for one that has stepped.
+    An algorithm that counts no steps would treat a parameter with a state as one that has stepped.
     """
     for p, key in made:
         mine = optimizer.state.get(p)
@@ -200,15 +200,15 @@ def checked_leaves(
     *,
     recorded: bool = False,
 ) -> list[Row]:
-    """The parameters of a group on which its rules act, checked, with all that their state needs.
+    """The checked parameters of a group on which its rules act, with complete states.
 
     Args:
         optimizer: the optimizer.
         k: the index of the group.
-        tx: what the group asks for.
-        turns: of all parameters.
-        made: gets the entries of the state that are new.
-        names: gets the tensors that are written.
+        tx: the transformation of the group.
+        turns: those of all parameters.
+        made: receives the new entries of the state.
+        names: receives the tensors that are written.
         recorded: as in `fill_state`.
     """
     group = optimizer.param_groups[k]
@@ -233,10 +233,10 @@ def checked_leaves(
 def signature(
     optimizer: OptimizerBase, leaf: PlanLeaf, tx: Leafwise, new: bool, read: Readings
 ) -> tuple[Any, ...]:
-    """What tensors that step together have in common: finished steps, carried scalars, and the
+    """The common data of tensors that step together: finished steps, carried scalars, and the
     device of both.
 
-    An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
+    An optimizer without a step count, such as torch's SGD, only knows whether it is the first step.
     """
     time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
     numbers = [leaf.slots[key] for key in own_numbers(tx)]
@@ -246,5 +246,5 @@ def signature(
 
 
 def own_numbers(tx: Leafwise) -> list[str]:
-    """The keys of the carried scalars that each parameter has for itself."""
+    """The keys of the carried scalars that are separate for each parameter."""
     return [key for rule, _, keys in tx.rules if not rule.runs.shared for key in keys]

@@ -1,8 +1,7 @@
-"""The loss that a closure returns, and gradients that a GradScaler leaves to the step: unscaled
-here, and refused where not finite.
+"""The loss of a closure, and unscaling of gradients that a GradScaler leaves to the step.
 
-torch's own `fused=True` works so: the scaler puts `grad_scale` and `found_inf` on the optimizer and
-calls `step`, which skips itself on the device. Nobody waits to hear whether it did.
+torch's `fused=True` works in this way: the scaler sets `grad_scale` and `found_inf` on the
+optimizer and calls `step`, which is skipped on the device, without synchronization.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from functional_optim.core import modes, sharding
 def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
     """The extra arguments of a step in an optimizer object: `value`, the closure's loss.
 
-    mesh: of sharded parameters. All processes must go one way, so all get the mean of their losses.
+    mesh: that of sharded parameters. All processes must take the same path, so all receive the mean
+    of their losses.
 
     Raises:
         RuntimeError: if there was no closure.
@@ -29,7 +29,7 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
         raise RuntimeError(
             "this recipe reads the loss; call opt.step(closure) with a function that computes the "
             "loss and its gradients, and returns the loss. A GradScaler steps without a closure, "
-            "as under Lightning's 16-mixed precision: take bfloat16, which needs no scaler."
+            "as under Lightning's 16-mixed precision: use bfloat16, which needs no scaler."
         )
     if mesh is not None:
         return {"value": sharding.mean_over(loss, mesh)}
@@ -41,8 +41,8 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
 
 
 def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The scale that gradients still have, and the number that is not 0 where one is not finite;
-    each None if nobody has set it, or no group asks for it with `fused`."""
+    """The scale of the gradients, and the scalar that is not 0 if one is not finite; None if it is
+    not set, or no group has `fused`."""
     mine = vars(optimizer)
     scale, found = mine.get("grad_scale"), mine.get("found_inf")
     if scale is None and found is None:

@@ -1,8 +1,8 @@
-"""How the tensors of an optimizer object are stepped: the plan that one step leaves for the next.
+"""The plan of a step of an optimizer object, which the next step reuses if it is still valid.
 
-`param_groups`, `state`, gradients and even the tensors in them are replaced from outside by half
-the ecosystem, so all of them are read at every step. What may be kept is what was built from them,
-as long as they are still the same objects; the smallest difference discards the plan.
+Other code may replace `param_groups`, `state`, gradients and the tensors in them, so every step
+reads all of them. The plan is reused as long as they are the same objects; any difference discards
+it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 class ParamEntry(PlanEntry):
     """Parameters of one group that have stepped together: one step count.
 
-    optimizer: not kept, as it keeps the plan. group: the index of the group. done: how many steps
-    are finished. values: the carried scalars of these parameters. shared: the columns of numbers
-    that the optimizer counts once, by key. written: ids of the columns that entries before this one
-    write; this one adds its own.
+    optimizer: not stored, since it references the plan. group: the index of the group. done: the
+    number of finished steps. values: the carried scalars of these parameters. shared: the columns
+    of scalars that the optimizer counts once, by key. written: ids of the columns that earlier
+    entries write; this one adds its ids.
     """
 
     def __init__(
@@ -96,14 +96,15 @@ class ParamEntry(PlanEntry):
         self.noted: list[tuple[Column, Any]] = []
         self.every = [x for x in (self.step, *self.columns.values()) if x is not None]
         self.fill = self.step.fill() if self.step is not None and not self.columns else None
-        """What writes the step count, where that is the only number."""
+        """The write of the step count, if it is the only scalar."""
 
     def time(self) -> Any:
-        """The number of this step; on the device, where that counts."""
+        """The number of this step; on the device, if it is counted there."""
         return self.step.read() + 1 if self.step and self.step.captured else self.done + 1
 
     def carry(self) -> list[Numbers]:
-        """What each rule carries; without leaves, what those that are not shared begin with."""
+        """The carried scalars of each rule; without leaves, the initial values of those that are
+        not shared."""
         if not self.columns:
             return self.idle
         return [
@@ -117,7 +118,7 @@ class ParamEntry(PlanEntry):
         ]
 
     def writes(self, context: StepContext) -> list[Write]:
-        """The writes of the step count and of what each rule carries on."""
+        """The writes of the step count and of the carried scalars."""
         if self.fill is not None and context.time < EXACT:
             return [partial(self.fill, context.time)]
         self.noted = [] if self.step is None else [(self.step, context.time)]
@@ -130,12 +131,12 @@ class ParamEntry(PlanEntry):
         return [write for column, value in self.noted for write in column.writes(value)]
 
     def can_skip(self) -> bool:
-        """Whether a number on the device can keep a step from being made."""
+        """Whether a scalar on the device can make the step be skipped."""
         captured = all(column.captured for column in self.every)
         return captured and all(x.skips for x in self.tensors.executors)
 
     def finish(self) -> bool:
-        """Note what was written; True if new tensors hold some numbers."""
+        """Record the writes; True if there are new tensors."""
         self.done += 1
         moved = False
         for column, value in self.noted:
@@ -147,7 +148,7 @@ class ParamEntry(PlanEntry):
         return [x for column in self.every for x in column.tensors]
 
     def retake(self, tx: base.GradientTransformation) -> bool:
-        """Take a transformation with other numbers; False if it has more than those."""
+        """Accept a transformation with other hyperparameters; False if it differs otherwise."""
         if not isinstance(tx, Leafwise):
             return False
         if self.first is None:
@@ -161,7 +162,7 @@ class ParamEntry(PlanEntry):
 
 
 def _unless(skip: Tensor, column: Any, value: Any) -> Tensor:
-    """A number's new value, or its old one where the step is left out."""
+    """The new value of a scalar, or its old value if the step is skipped."""
     old = column.read()
     stays = skip.reshape(()).to(old.device, non_blocking=True) > 0
     return torch.where(stays, old, value)
@@ -171,13 +172,13 @@ class OptimizerPlan(StepPlan):
     """The plan of an optimizer's step, built from its groups and state.
 
     Args:
-        optimizer: its state is given what it lacks.
-        made: gets the entries that are new; `discard` takes them out again.
+        optimizer: missing entries are added to its state.
+        made: receives the new entries; `discard` removes them again.
         first: whether there was no plan before. Slots of rules that take batches may then be moved.
 
     Raises:
-        TypeError, ValueError: if a gradient or slot does not suit its parameter, or two tensors
-            that are written share memory.
+        TypeError, ValueError: if a gradient or slot does not fit its parameter, or two tensors that
+            are written share memory.
     """
 
     entries: list[ParamEntry]
@@ -185,7 +186,7 @@ class OptimizerPlan(StepPlan):
     def __init__(self, optimizer: OptimizerBase, made: Made, *, first: bool) -> None:
         groups = optimizer.param_groups
         recipe = getattr(optimizer, "recipe", None)
-        recipe = getattr(recipe, "__func__", recipe)  # a method would keep the optimizer alive
+        recipe = getattr(recipe, "__func__", recipe)  # a method would reference the optimizer
         own = (type(optimizer).transform, recipe)
         given = [storage_of(optimizer, group) for group in groups]
         self.placeholders = [Placeholders(*own, *filter(callable, [x])) for x in given]
@@ -206,7 +207,7 @@ class OptimizerPlan(StepPlan):
         self.done = counts.time(read) if counts.counts_steps else None
         self.trees: list[TreeGroup] = []
         found: dict[Any, list[tuple[int, PlanLeaf]]] = {}
-        before = 0  # gradients of the groups before
+        before = 0  # gradients of earlier groups
         for k, (group, tx) in enumerate(zip(groups, transforms, strict=True)):
             live = live_params(group)
             if isinstance(tx, Leafwise):
@@ -267,8 +268,8 @@ class OptimizerPlan(StepPlan):
         return [self.guard.apart(g) for _, _, g in live]
 
     def _guard(self, optimizer: OptimizerBase) -> TensorGuard:
-        """What tells whether this plan holds for the next step: whether parameters, gradients and
-        state are the objects of now."""
+        """The guard that checks whether this plan is valid for the next step: whether parameters,
+        gradients and state are still the same objects."""
         params = tuple([tuple(group["params"]) for group in optimizer.param_groups])
         every = list(chain.from_iterable(params))
         states = tuple(optimizer.state.values())
@@ -287,7 +288,7 @@ class OptimizerPlan(StepPlan):
         return TensorGuard([p.grad for p in every], written, params, states, values, once)
 
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
-        """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
+        """The gradients, if the plan is still valid; applies new hyperparameters of the groups."""
         found = self.guard.gradients(optimizer.param_groups, optimizer.state, self.constants)
         if found is None:
             return None
@@ -327,7 +328,7 @@ class OptimizerPlan(StepPlan):
         return host_values(group)
 
     def can_skip(self) -> bool:
-        """Whether a number on the device can keep a step from being made, without being read."""
+        """Whether a scalar on the device can make the step be skipped, without being read."""
         rest = self.absent or self.trees or self.steps is not None
         return not rest and all(entry.can_skip() for entry in self.entries)
 
@@ -339,10 +340,10 @@ class OptimizerPlan(StepPlan):
         made: Made,
         skip: Tensor | None = None,
     ) -> None:
-        """Step every tensor, all or none, and leave this plan for the next step.
+        """Step all tensors, or none, and store this plan for the next step.
 
-        grads: as the plan's `gradients` gave them. made: emptied once the step is being written.
-        skip: not 0 where nothing is to be written; only if `can_skip`.
+        grads: the result of the plan's `gradients`. made: emptied once the step is being written.
+        skip: not 0 if nothing is to be written; only if `can_skip`.
         """
         extra = extra_of(loss, self.mesh) if self.asking else {}
         for entry in self.entries:
@@ -374,7 +375,8 @@ class OptimizerPlan(StepPlan):
         optimizer.__dict__["_plan"] = self
 
     def _tree_parts(self, extra: dict[str, Any], elsewhere: bool) -> list[TreePart]:
-        """The parts of the groups that are stepped as trees. elsewhere: is there any gradient?"""
+        """The parts of the groups that are stepped as trees. elsewhere: whether there is any
+        gradient."""
         taking = [tree_group for tree_group in self.trees if tree_group.takes_part(elsewhere)]
         others = any(
             placement.rule.reduce

@@ -1,8 +1,8 @@
-"""What an optimizer counts once, though the state of each parameter has it, in torch's format.
+"""Counts of the optimizer that are stored in the state of each parameter, in torch's format.
 
 The carried scalars of a shared rule (gates, plateaus, measurements) are equal in all parameters on
-which it acts. They go on in each step in which one of these has a gradient, also for those that
-have none. A parameter that joins late takes them over.
+which it acts. They advance in each step in which one of these has a gradient, also for those
+without one. A parameter whose first gradient comes later receives them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
 
 STEPS = "optimizer_step"
-"""The key of the optimizer's own count of steps. A state has it only once there was a step in which
-no parameter had a gradient that has had one in all steps; else the largest `step` is the count."""
+"""The key of the optimizer's count of steps. A state has it only after a step in which no parameter
+with a gradient in all steps had one; otherwise the largest `step` is the count."""
 
 
 Keys: TypeAlias = tuple[str, ...]
 
 Parts: TypeAlias = Sequence[tuple[int, Leafwise]]
-"""For each entry of a plan its group, and what acts on its tensors."""
+"""For each entry of a plan its group, and its rules."""
 
 
 class Holder(NamedTuple):
@@ -80,9 +80,9 @@ class SharedRule:
             return False
 
     def waiting(self, parts: Parts) -> WithoutGradient | None:
-        """Those without a gradient, whose slots go on in such a step, too.
+        """Parameters without a gradient whose slots also advance in such a step.
 
-        parts: for each entry of the plan its group, and what acts on its tensors.
+        parts: for each entry of the plan its group, and its rules.
         """
         rows = [(holder.p, holder.own()) for holder in self.holders if holder.p.grad is None]
         place = self.place(parts) if rows and self.placement.rule.runs.absent else None
@@ -96,8 +96,8 @@ class SharedRule:
         return None
 
     def look(self, optimizer: OptimizerBase) -> None:
-        """Find the parameters whose state has the numbers. Those that have got their state since
-        the last look get the numbers of the others."""
+        """Find the parameters whose state has the scalars. Those whose state is new since the last
+        call get the scalars of the others."""
         first, known = self.holders[:1], {id(holder.p) for holder in self.holders}
         groups = optimizer.param_groups
         pairs = [(p, slots) for k, slots in self.groups.items() for p in groups[k]["params"]]
@@ -108,10 +108,10 @@ class SharedRule:
                 holder.state.update({key: owned(first[0].state[key]) for key in self.keys})
 
     def agree(self, read: Readings) -> tuple[float, ...]:
-        """Bring parameters into phase that are not, and say what all have then.
+        """Make the scalars of all parameters equal, and return them.
 
-        The numbers of the parameter with the most finished steps count. What a rule has collected
-        for one that was out of phase is dropped: it is not of the same steps.
+        Those of the parameter with the most finished steps are used. The slots of a rule are reset
+        for parameters that were out of phase: they belong to other steps.
         """
         values = [tuple([read(k.state[key]) for key in self.keys]) for k in self.holders]
         steps = [read(k.state["step"]) if "step" in k.state else 0.0 for k in self.holders]
@@ -161,7 +161,7 @@ class SharedCounts:
             shared.look(self.optimizer)
 
     def agree(self, read: Readings) -> None:
-        """Bring into phase what is not; see `SharedRule.agree`."""
+        """Make scalars equal; see `SharedRule.agree`."""
         for shared in self.rules:
             if shared.holders:
                 shared.agree(read)
@@ -182,11 +182,11 @@ class SharedCounts:
         return found
 
     def time(self, read: Readings) -> float:
-        """How many steps are finished."""
+        """The number of finished steps."""
         return max(map(read, self._counts()), default=0.0)
 
     def traced_time(self) -> Any:
-        """The number of this step, where values cannot be compared; None if it is the first."""
+        """The number of this step, if values cannot be compared; None if it is the first."""
         counts = [torch.as_tensor(numeric.float64(x)) for x in self._counts()]
         return torch.stack(counts).amax() + 1 if counts else None
 
@@ -196,7 +196,7 @@ class SharedCounts:
     def write_apart(
         self, contexts: Sequence[StepContext], parts: Parts, t: Any, *, replace: bool
     ) -> None:
-        """Write the numbers of those without a gradient, after a step of each parameter apart.
+        """Write the scalars of those without a gradient, after separate steps of each parameter.
 
         t: the number of this step. replace: with new slots, for autograd.
         """
@@ -238,7 +238,7 @@ class SharedCounts:
         return Column(states, STEPS, time)
 
     def waiting(self, parts: Parts) -> list[WithoutGradient]:
-        """What happens to tensors without a gradient; see `SharedRule.waiting`."""
+        """Updates of tensors without a gradient; see `SharedRule.waiting`."""
         found = [shared.waiting(parts) for shared in self.rules]
         return [absent for absent in found if absent is not None]
 
@@ -248,7 +248,7 @@ def _equal(x: float, y: float) -> bool:
 
 
 def _same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two groups have the same hyperparameters, as far as that is seen at once."""
+    """Whether two groups have the same hyperparameters, by a quick check."""
     plain = (bool, int, float, str)
     pairs = [(x, b.get(key)) for key, x in a.items() if key not in PARAMS]
     return all(

@@ -35,8 +35,8 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
 
     loss: what the closure returned, for rules that read it.
 
-    The plan has an entry for each parameter, with its own `step` tensor as the time: in a graph
-    there is no comparing of tensors' values. It is rebuilt in each step.
+    The plan has an entry for each parameter, with its `step` tensor as the time: in a graph, values
+    of tensors cannot be compared. It is rebuilt in each step.
     """
     made: Made = []
     try:
@@ -47,7 +47,7 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
 
 
 class TracedEntry(PlanEntry):
-    """One parameter. row: what `checked_leaves` says of it. new: whether this is its first step."""
+    """One parameter. row: its row from `checked_leaves`. new: whether this is its first step."""
 
     def __init__(self, optimizer: OptimizerBase, row: Row, place: int, replace: bool) -> None:
         _, tx, leaf, self.new = row
@@ -62,7 +62,7 @@ class TracedEntry(PlanEntry):
         return 1.0 if self.new else 2.0
 
     def carry(self) -> list[Numbers]:
-        """What each rule carries, as it is kept."""
+        """The carried scalars of each rule, as stored."""
         return [
             tuple([self.state[key].to(torch.float64) for key in keys])
             for keys in self.tx.layout.carry
@@ -91,7 +91,7 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> Non
         if not isinstance(tx, Leafwise):
             raise TypeError(
                 "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
-                "made of one-tensor rules; this one also has a transformation of whole trees."
+                "made of one-tensor rules; this one also has another transformation."
             )
         chains.append((k, tx))
     counts = SharedCounts(optimizer, chains)
@@ -125,9 +125,9 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> Non
 
 
 def _keeps_doubles(entries: list[TracedEntry]) -> bool:
-    """Are all carried scalars in the state float64, as one that is checked numerically is?
+    """Whether all carried scalars in the state are float64, as in numerical checks.
 
-    Counts, which always are, say nothing.
+    Counts, which always are, do not matter.
     """
     found = [
         entry.state[key].dtype

@@ -1,8 +1,8 @@
-"""Stepping a group with a transformation of whole trees, which knows no single tensors.
+"""Steps of groups with transformations that do not consist of one-tensor rules.
 
-The tree is a list of the parameters, or a dict of them where they have names. Its state has no
-slots per parameter, so all of it is kept with the group's first parameter, as torch's LBFGS does: a
-flat dict from each tensor's path in the state to the tensor.
+The tree is a list of the parameters, or a dict if they have names. Its state has no slots per
+parameter, so all of it is kept with the group's first parameter, as in torch's LBFGS: a flat dict
+from each tensor's path in the state to the tensor.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class TreeGroup:
             self.fresh = tx.init(self._tree(self.params))
 
     def counts(self) -> tuple[int, ...]:
-        """Of each one-tensor rule inside, its index among those of its name."""
+        """For each one-tensor rule inside, its index among those of its name."""
         return indices_by_name(self.tx.placements)
 
     def takes_part(self, elsewhere: bool) -> bool:
-        """Whether there is anything to do in a step.
+        """Whether the group has to be stepped.
 
-        elsewhere: whether other groups have gradients. The gates of the optimizer then go on here.
+        elsewhere: whether other groups have gradients. The gates of the optimizer then advance
+            here, too.
         """
         if not self.tx.reads_gradients or self.tx.communicates:
             return True
@@ -65,7 +66,7 @@ class TreeGroup:
     def updated(self, extra: dict[str, Any]) -> tuple[Any, Any]:
         """The updates and the new state; nothing is written.
 
-        extra: arguments for those who take them.
+        extra: extra arguments of the update.
         """
         grads = [p.grad for p in self.params]
         params = self._tree(self.params)
@@ -73,7 +74,7 @@ class TreeGroup:
         return self.tx.update(self._tree(grads), self.state(), params, **asked)
 
     def state(self) -> Any:
-        """The state of the transformation, as it is kept."""
+        """The state of the transformation, as stored."""
         kept = (self.optimizer.state.get(self.params[0]) if self.params else None) or {}
         return tree.with_leaves(
             self.fresh,
@@ -86,7 +87,7 @@ class TreeGroup:
     def written(self, updates: Any, state: Any) -> Write:
         """The step of the group's parameters, in place, and of their state, ready to be written.
 
-        What the state remembers of the parameters, as `keep_snapshots` does, is copied.
+        Parameters that the state references, as in `keep_snapshots`, are copied.
         """
         check_updates(self._tree(self.params), updates)
         rows = tree.rows(self._tree(self.params), updates)
@@ -110,9 +111,10 @@ class TreeGroup:
 
 
 class TreePart:
-    """A tree's part in one step: its update, run again after each total that it has asked for.
+    """A tree's part in one step: its update, which runs again after each total that it requests.
 
-    elsewhere: whether other groups have gradients. Without any here, all numbers go on as there.
+    elsewhere: whether other groups have gradients. If this group has none, its counts still
+    advance.
     alone: whether no other part of the step measures. It then runs once, with its own totals.
     order: the measurements that are summed over processes by the step.
     """
@@ -135,7 +137,7 @@ class TreePart:
         self.result: tuple[Any, Any] | None = None
 
     def proceed(self) -> bool:
-        """Run the update, up to the next total that is not known; False if it is through."""
+        """Run the update up to the next unknown total; False if it has finished."""
         if self.missing is None and self.result is None:
             try:
                 with self.totals:
@@ -145,7 +147,7 @@ class TreePart:
         return self.missing is not None
 
     def ahead(self) -> list[Key]:
-        """The measurement that is asked for, and those that may follow, in order."""
+        """The requested measurement, and those that may follow, in order."""
         assert self.missing is not None
         pairs = zip(self.tree_group.tx.placements, self.tree_group.counts(), strict=True)
         keys = [
@@ -157,12 +159,12 @@ class TreePart:
         return keys[keys.index(key) :] if key in keys else [key]
 
     def measure(self) -> list[Sequence[Any]]:
-        """What is measured here, in parts still to be summed."""
+        """The measurements, in parts that are not yet summed."""
         assert self.missing is not None
         return [*self.missing.parts]
 
     def advance(self, total: Numbers | None = None) -> None:
-        """Take the total that was asked for."""
+        """Receive the requested total."""
         assert self.missing is not None
         parts = [sharding.part(x) for part in self.missing.parts for x in part]
         device = parts[0].device if parts else torch.device("cpu")

@@ -73,7 +73,7 @@ def task(name: str) -> Task:
             rows,
             y,
             BATCH,
-            f"embeddings of pixels, sparse gradients, batch {BATCH}",
+            f"embeddings, sparse gradients, batch {BATCH}",
         )
     params = {
         "hidden.weight": torch.randn(64, 32, generator=g) / 8,

@@ -95,8 +95,8 @@ class Answers:
         paths = list(dict.fromkeys([path for _, leaves in parts for path in leaves]))
         for what, pattern in unfit(parts):
             message = (
-                f"functional_optim: the pattern {pattern!r} of the {what} matches no leaf; there are "
-                f"{some_of(paths)}."
+                f"functional_optim: the pattern {pattern!r} of the {what} matches no leaf; there "
+                f"are {some_of(paths)}."
             )
             tell_once(message, UserWarning)
 
