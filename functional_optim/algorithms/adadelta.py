@@ -36,7 +36,7 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
     State: `square_avg` and `acc_delta`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adadelta's messages, for numbers out of range.
+        ValueError: torch.optim.Adadelta's messages, for hyperparameters out of range.
 
     Example::
 
@@ -86,7 +86,7 @@ def adadelta(
     State: `square_avg` and `acc_delta`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adadelta's messages, for numbers out of range.
+        ValueError: torch.optim.Adadelta's messages, for hyperparameters out of range.
 
     Example::
 

@@ -25,11 +25,11 @@ from functional_optim.transforms.scaling import check_lr, signed
 
 class AdafactorSlots(NamedTuple):
     row_var: Tensor | None
-    """Average R of the rows' mean squares, (…, m, 1); None below two dimensions."""
+    """Average R of the rows' mean squares, (…, m, 1); None for fewer than two dimensions."""
     col_var: Tensor | None
-    """Average C of the columns' mean squares, (…, 1, n); None below two dimensions."""
+    """Average C of the columns' mean squares, (…, 1, n); None for fewer than two dimensions."""
     variance: Tensor | None
-    """Average V of g², like p; None from two dimensions on."""
+    """Average V of g², like p; None for two or more dimensions."""
 
 
 @factory
@@ -40,20 +40,20 @@ def scale_by_adafactor(
     d: numeric.Hyper = 1.0,
     weight_decay: numeric.Hyper = 0.0,
 ) -> Leafwise:
-    """The whole of Adafactor, up to the sign: its step sizes depend on the parameter itself.
+    """All of Adafactor, up to the sign: its step sizes depend on the parameter itself.
 
     Args:
         lr: largest relative step size ρ, ≥ 0.
         beta2_decay: γ ≤ 0 in β₂(t) = 1 − t^γ.
-        eps: (ε₁, ε₂): least root of the second moment (None: the spacing of numbers at 1 in the
-            dtype of the computation), and least scale of a parameter.
+        eps: (ε₁, ε₂): lower bound of the root of the second moment (None: the machine epsilon of
+            the compute dtype), and lower bound of the scale of a parameter.
         d: clipping threshold, ≥ 1.
         weight_decay: decoupled decay, ≥ 0.
 
     State: `row_var` and `col_var`, or `variance`, see `AdafactorSlots`.
 
     Raises:
-        ValueError: torch.optim.Adafactor's messages, for numbers out of range.
+        ValueError: torch.optim.Adafactor's messages, for hyperparameters out of range.
 
     Example::
 
@@ -107,12 +107,13 @@ def scale_by_adafactor(
 
 
 def mean(x: Tensor, dim: int) -> Tensor:
-    """The mean along one dimension, which is kept; 0 where that is empty."""
+    """The mean along one dimension, which is kept; 0 if it is empty."""
     return sharding.complete(x.sum(dim, keepdim=True)) / max(x.shape[dim], 1)
 
 
 def of_rank_one(R: Tensor, C: Tensor, least: float) -> Tensor:
-    """The matrix with these means of rows and of columns. least: of their common mean."""
+    """The matrix with these means of rows and of columns. least: lower bound of their common
+    mean."""
     return (R / mean(R, -2).clamp(min=least)) * C  # m divisions, not m · n
 
 
@@ -136,8 +137,8 @@ def adafactor(
     Args:
         lr: largest relative step size, ≥ 0; the step is relative to the parameter's scale.
         beta2_decay: γ ≤ 0 in β₂(t) = 1 − t^γ.
-        eps: (ε₁, ε₂): least root of the second moment (None: the spacing of numbers at 1 in the
-            dtype of the computation), and least scale of a parameter.
+        eps: (ε₁, ε₂): lower bound of the root of the second moment (None: the machine epsilon of
+            the compute dtype), and lower bound of the scale of a parameter.
         d: clipping threshold, ≥ 1.
         weight_decay: decoupled decay, ≥ 0.
         maximize: ascend instead of descend.
@@ -146,7 +147,7 @@ def adafactor(
     `variance`, like it, for others.
 
     Raises:
-        ValueError: torch.optim.Adafactor's messages, for numbers out of range.
+        ValueError: torch.optim.Adafactor's messages, for hyperparameters out of range.
         RuntimeError: for complex parameters.
 
     Example::

@@ -33,13 +33,13 @@ def scale_by_adagrad(
     """Divide by the root of the sum of all squared gradients.
 
     Args:
-        initial_accumulator_value: where the sum starts, ≥ 0.
+        initial_accumulator_value: initial value of the sum, ≥ 0.
         eps: added to the root, ≥ 0.
 
     State: `sum`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adagrad's messages, for numbers out of range.
+        ValueError: torch.optim.Adagrad's messages, for hyperparameters out of range.
 
     Example::
 
@@ -80,7 +80,7 @@ def adagrad(
         lr: learning rate, ≥ 0.
         lr_decay: η in lr / (1 + (t − 1) η), ≥ 0.
         weight_decay: L2 coefficient, ≥ 0.
-        initial_accumulator_value: where the sum of squares starts, ≥ 0.
+        initial_accumulator_value: initial value of the sum of squares, ≥ 0.
         eps: added to the root, ≥ 0.
         maximize: ascend instead of descend.
 
@@ -89,7 +89,7 @@ def adagrad(
     State: `sum`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adagrad's messages, for numbers out of range.
+        ValueError: torch.optim.Adagrad's messages, for hyperparameters out of range.
 
     Example::
 

@@ -55,14 +55,14 @@ def scale_by_adam(
         betas: decay rates of the two averages, each in [0, 1).
         eps: added to the root, ≥ 0.
         amsgrad: divide by the largest second moment seen so far.
-        nesterov: step along the average that follows if the next gradient is that of this step, as
-            optax does; `scale_by_nadam` has a momentum that changes.
-        debias: divide both averages by one minus the weight that zero still has in them.
+        nesterov: step along the average after one more step with the same gradient, as optax does;
+            `scale_by_nadam` has a varying momentum.
+        debias: correct the bias of both averages.
 
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adam's messages, for numbers out of range.
+        ValueError: torch.optim.Adam's messages, for hyperparameters out of range.
 
     Example::
 
@@ -119,14 +119,14 @@ def adam(
         weight_decay: L2 coefficient, ≥ 0.
         amsgrad: divide by the largest second moment seen so far.
         maximize: ascend instead of descend.
-        decoupled_weight_decay: decay the weights apart from the gradient, which is `adamw`.
+        decoupled_weight_decay: decoupled decay, which is `adamw`.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adam's messages, for numbers out of range.
+        ValueError: torch.optim.Adam's messages, for hyperparameters out of range.
 
     Example::
 
@@ -158,7 +158,7 @@ def adamw(
         lr: learning rate, ≥ 0.
         betas: decay rates of the averages of g and g², each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
-        weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
+        weight_decay: decay coefficient, ≥ 0; a step subtracts `lr * weight_decay` of each weight.
             Default 1e-2, torch's.
         amsgrad: divide by the largest second moment seen so far.
         maximize: ascend instead of descend.
@@ -168,7 +168,7 @@ def adamw(
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 
     Raises:
-        ValueError: torch.optim.AdamW's messages, for numbers out of range.
+        ValueError: torch.optim.AdamW's messages, for hyperparameters out of range.
 
     Example::
 
@@ -185,7 +185,7 @@ def adamw(
 
 
 def adam_numbers(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
-    """The hyperparameters that Adam's relatives share, or torch's error for one out of range."""
+    """The hyperparameters that Adam's variants share, or torch's error for one out of range."""
     pair = check_betas(betas)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     return {"betas": pair, "eps": eps}

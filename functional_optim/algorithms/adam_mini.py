@@ -24,8 +24,7 @@ from functional_optim.transforms.descent import descent
 from functional_optim.transforms.rules import SQUARES
 
 Block = Literal["row", "tensor"] | int
-"""What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
-equal parts."""
+"""The block that shares one second moment: a row, a tensor, or one of a number of equal parts."""
 
 
 @factory
@@ -37,9 +36,9 @@ def scale_by_adam_mini(
     Args:
         betas: decay rates of the two averages, each in [0, 1).
         eps: added to the root, ≥ 0.
-        block: "row": what leads to one output, a row of a matrix or a filter of a kernel, is a
-            block. "tensor": all of a tensor. A number: so many parts of equal height, such as the
-            heads of a projection of queries.
+        block: "row": the weights of one output, a row of a matrix or a filter of a kernel.
+            "tensor": the tensor. A number: this number of parts of equal height, such as the heads
+            of a projection of queries.
 
         `betas` and `eps` may also be 0-dim tensors or schedules.
 
@@ -47,8 +46,8 @@ def scale_by_adam_mini(
     tensor, (parts, 1) for parts.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from a step, for a parameter whose
-            rows cannot be divided into so many parts.
+        ValueError: for hyperparameters out of range, or an unknown option; from a step, for a
+            parameter whose rows cannot be divided into so many parts.
         TypeError: from init, for a complex parameter.
 
     Example::
@@ -88,7 +87,7 @@ def scale_by_adam_mini(
             return x
         if x.dim() == 0 or x.shape[0] % block:
             raise ValueError(
-                f"scale_by_adam_mini was asked for {block} parts, but got a parameter of shape "
+                f"scale_by_adam_mini needs {block} parts, but got a parameter of shape "
                 f"{tuple(x.shape)}; pass a number that divides its rows."
             )
         return x.reshape(block, -1)
@@ -132,20 +131,21 @@ def adam_mini(
         betas: decay rates of the averages of g and of the blocks' mean squares, each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
-        blocks: what shares a second moment, by patterns of paths, of which the first that fits
-            counts: "row", "tensor", "element" (which is Adam), or the number of equal parts.
-            **Projections of queries and keys want the number of their heads**, e.g.
-            `{"*.q_proj.weight": 32, "*.k_proj.weight": 8}`. All else: matrices and kernels have
-            rows; vectors and scalars are one block, or elements if their name ends in "bias".
+        blocks: the blocks that share a second moment, by patterns of paths; the first matching
+            pattern counts: "row", "tensor", "element" (which is Adam), or the number of equal
+            parts. **Pass
+                the number of heads for projections of queries and keys**, e.g. `{"*.q_proj.weight":
+                32, "*.k_proj.weight": 8}`. Default: rows for matrices and kernels; vectors and
+                scalars are one block, or elements if their name ends in "bias".
         maximize: ascend instead of descend.
 
-        Hyperparameters may also be 0-dim tensors or schedules, but for those of blocks.
+        Hyperparameters may also be 0-dim tensors or schedules, except blocks.
 
-    State: `exp_avg`, like the parameters, and `exp_avg_sq`, one number for each block.
+    State: `exp_avg`, like the parameters, and `exp_avg_sq`, one scalar for each block.
 
     Raises:
-        ValueError: torch.optim.Adam's messages, for numbers out of range; for another word; from a
-            step, for a parameter whose rows cannot be divided into so many parts.
+        ValueError: torch.optim.Adam's messages, for hyperparameters out of range; for an unknown
+            option; from a step, for a parameter whose rows cannot be divided into so many parts.
         TypeError: for blocks that are no dict; from init, for a complex parameter.
 
     Example::

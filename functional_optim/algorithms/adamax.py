@@ -40,7 +40,7 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
     State: `exp_avg` and `exp_inf`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adamax's messages, for numbers out of range.
+        ValueError: torch.optim.Adamax's messages, for hyperparameters out of range.
 
     Example::
 
@@ -91,7 +91,7 @@ def adamax(
     State: `exp_avg` and `exp_inf`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adamax's messages, for numbers out of range.
+        ValueError: torch.optim.Adamax's messages, for hyperparameters out of range.
 
     Example::
 
@@ -118,7 +118,7 @@ def adamaxw(
         lr: learning rate, ≥ 0. Default 2e-3, that of torch's Adamax.
         betas: decay rates of the average and of the maximum, each in [0, 1).
         eps: added to |g| before the maximum is taken, ≥ 0.
-        weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
+        weight_decay: decay coefficient, ≥ 0; a step subtracts `lr * weight_decay` of each weight.
             Default 1e-4, optax's.
 
         Hyperparameters may also be 0-dim tensors or schedules.
@@ -126,7 +126,7 @@ def adamaxw(
     State: `exp_avg` and `exp_inf`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Adamax's messages, for numbers out of range.
+        ValueError: torch.optim.Adamax's messages, for hyperparameters out of range.
 
     Example::
 

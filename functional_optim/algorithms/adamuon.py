@@ -44,27 +44,27 @@ def scale_by_adamuon(
 ) -> Leafwise:
     """The orthogonalized sign of the momentum, divided by the root of its average square.
 
-    A factor then makes the root mean square of the matrix 0.2, which is about that of AdamW's
-    updates.
+    A factor then scales the root mean square of the matrix to 0.2, about that of AdamW's updates.
 
     Args:
         momentum: decay rate μ of the momentum and of the average square, in [0, 1).
         eps: added to the root of the average square and to the norm after the division, ≥ 0.
-        nesterov: True, or "classic": take the sign of what the momentum is after one more step with
-            the same gradient; "grokfast": of g + m; False: of m.
+        nesterov: True, or "classic": take the sign of the momentum after one more step with the
+            same gradient; "grokfast": of g + m; False: of m.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
         `momentum` and `eps` may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `momentum_buffer` and `v_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 
@@ -113,30 +113,31 @@ def adamuon(
 ) -> GradientTransformation:
     """AdaMuon, with the defaults of the authors' code. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` says
-    which parameters are stacks of matrices, or fused projections.
+    Use another optimizer, such as `adamw`, for embeddings, heads, biases and norms. Use `as_matrix`
+    to describe stacks of matrices and fused projections.
 
     Args:
-        lr: learning rate, ≥ 0; that of AdamW fits, since its updates are about as large.
+        lr: learning rate, ≥ 0; AdamW's rate is suitable, since updates have about the same size.
         weight_decay: decoupled decay, ≥ 0.
         momentum: decay rate μ of the momentum and of the average square, in [0, 1).
         eps: added to the root of the average square and to the norm after the division, ≥ 0.
-        nesterov: True, or "classic": take the sign of what the momentum is after one more step with
-            the same gradient; "grokfast": of g + m; False: of m.
+        nesterov: True, or "classic": take the sign of the momentum after one more step with the
+            same gradient; "grokfast": of g + m; False: of m.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
     State: `momentum_buffer` and `v_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 

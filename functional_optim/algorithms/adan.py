@@ -26,11 +26,11 @@ class AdanSlots(NamedTuple):
     exp_avg: Tensor
     """Average m of the gradient, like p."""
     exp_avg_diff: Tensor
-    """Average v of the gradient's difference from the one before, like p."""
+    """Average v of the gradient's difference from the previous one, like p."""
     exp_avg_sq: Tensor
     """Second moment n, like p."""
     previous_grad: Tensor
-    """The gradient before, like p; 0 before the first."""
+    """The previous gradient, like p; 0 before the first."""
 
 
 @factory
@@ -48,7 +48,7 @@ def scale_by_adan(
     State: `exp_avg`, `exp_avg_diff`, `exp_avg_sq` and `previous_grad`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: if betas is not three numbers.
 
     Example::
@@ -101,15 +101,15 @@ def adan(
             in [0, 1).
         eps: added to the root, ≥ 0.
         weight_decay: decay coefficient, ≥ 0.
-        no_prox: decay as AdamW does, before the step, instead of dividing by 1 + lr · weight_decay
-            after it.
+        no_prox: decay before the step, as AdamW, instead of dividing by 1 + lr · weight_decay after
+            it.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, `exp_avg_diff`, `exp_avg_sq` and `previous_grad`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: if betas is not three numbers.
 
     Example::

@@ -44,15 +44,15 @@ def scale_by_ademamix(
         betas: decay rates of the fast average, of the average of g², and of the slow average, each
             in [0, 1).
         alpha: weight of the slow average, ≥ 0.
-        beta3_warmup: steps in which the slow average's rate rises from that of the fast one to its
-            own, linearly in half-lives; None: it is constant.
-        alpha_warmup: steps in which alpha rises from 0, linearly; None: it is constant.
+        beta3_warmup: number of steps in which the slow average's rate rises from that of the fast
+            one to β₃, linearly in half-lives; None: constant.
+        alpha_warmup: number of steps in which alpha rises linearly from 0; None: constant.
         eps: added to the root of the second moment, ≥ 0.
 
     State: `exp_avg_fast`, `exp_avg_slow` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: if betas is not three numbers.
 
     Example::
@@ -99,7 +99,7 @@ def _steps(name: str, warmup: numeric.Hyper | None) -> numeric.Hyper:
 
 
 def _risen(t: Any, warmup: Any) -> Any:
-    """The share of a warm-up that is done in step t, at most 1."""
+    """The finished fraction of a warm-up in step t, at most 1."""
     return numeric.minimum(1.0, t / numeric.maximum(warmup, 1.0))
 
 
@@ -110,7 +110,7 @@ def _warmed(t: Any, start: Any, end: Any, warmup: Any) -> Any:
 
 
 def _half_life(beta: Any) -> Any:
-    """In steps, less one; 1e-8 is in the authors' code, for a beta of 0."""
+    """The half-life in steps, minus one; 1e-8 is from the authors' code, for a beta of 0."""
     return numeric.log(0.5) / numeric.log(beta + 1e-8) - 1
 
 
@@ -131,10 +131,10 @@ def ademamix(
         betas: decay rates of the fast average, of the average of g², and of the slow average, each
             in [0, 1).
         alpha: weight of the slow average, ≥ 0. The paper uses 4 to 10, with warm-ups.
-        beta3_warmup: steps in which the slow average's rate rises from that of the fast one to its
-            own, linearly in half-lives; None: it is constant. The paper takes all steps.
-        alpha_warmup: steps in which alpha rises from 0, linearly; None: it is constant. The paper
-            takes all steps.
+        beta3_warmup: number of steps in which the slow average's rate rises from that of the fast
+            one to β₃, linearly in half-lives; None: constant. The paper takes all steps.
+        alpha_warmup: number of steps in which alpha rises linearly from 0; None: constant. The
+            paper takes all steps.
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
 
@@ -143,7 +143,7 @@ def ademamix(
     State: `exp_avg_fast`, `exp_avg_slow` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: if betas is not three numbers.
 
     Example::
@@ -167,21 +167,21 @@ def scale_by_simplified_ademamix(
     min_beta1: numeric.Hyper = 0.9,
     eps: numeric.Hyper = 1e-8,
 ) -> Leafwise:
-    """A sum of gradients and α times the newest, divided by the root of the second moment.
+    """A sum of gradients plus α times the newest, divided by the root of the second moment.
 
     Args:
         betas: decay rates of the sum of g and of the average of g², each in [0, 1).
-        alpha: weight of the newest gradient beside the sum, ≥ 0.
-        beta1_warmup: steps in which the sum's rate rises from `min_beta1` to its own, linearly in
-            half-lives; None: it is constant.
-        min_beta1: where that warm-up starts, in [0, 1).
+        alpha: weight of the newest gradient relative to the sum, ≥ 0.
+        beta1_warmup: number of steps in which the sum's rate rises from `min_beta1` to β₁, linearly
+            in half-lives; None: constant.
+        min_beta1: initial rate of that warm-up, in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
 
     State: `exp_avg`, the sum, and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -232,11 +232,11 @@ def simplified_ademamix(
         lr: learning rate, ≥ 0. The sum of gradients is about 1 / (1 − β₁) times an average, so
             this is smaller than Adam's by that factor.
         betas: decay rates of the sum of g and of the average of g², each in [0, 1).
-        alpha: weight of the newest gradient beside the sum, ≥ 0. The paper uses 10 to 200 where
-            batches are small.
-        beta1_warmup: steps in which the sum's rate rises from `min_beta1` to its own, linearly in
-            half-lives; None: it is constant.
-        min_beta1: where that warm-up starts, in [0, 1).
+        alpha: weight of the newest gradient relative to the sum, ≥ 0. The paper uses 10 to 200 for
+            small batches.
+        beta1_warmup: number of steps in which the sum's rate rises from `min_beta1` to β₁, linearly
+            in half-lives; None: constant.
+        min_beta1: initial rate of that warm-up, in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
 
@@ -245,8 +245,8 @@ def simplified_ademamix(
     State: `exp_avg`, the sum, and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""ADOPT: Adam whose second moment does not know the gradient that it divides.
+"""ADOPT: Adam with a second moment that does not contain the gradient that it divides.
 
 Taniguchi, Harada, Minegishi, Oshima, Jeong, Nagahara, Iiyama, Suzuki, Iwasawa, Matsuo, "ADOPT:
 Modified Adam Can Converge with Any β2 with the Optimal Rate", https://arxiv.org/abs/2411.02853,
@@ -31,19 +31,19 @@ def scale_by_adopt(
 ) -> Leafwise:
     """The average of gradients, each divided by the root of the second moment before it.
 
-    The first step returns zeros: it only starts the second moment.
+    The first step returns zeros: it only initializes the second moment.
 
     Args:
         betas: decay rates of the averages, each in [0, 1).
-        eps: least root to divide by, ≥ 0.
-        clip_exponent: what is averaged is clipped at n to this power, n the number of finished
-            steps; None: it is not clipped.
+        eps: lower bound of the root in the division, ≥ 0.
+        clip_exponent: averaged values are clipped at n to this power, with n finished steps; None:
+            no clipping.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -93,16 +93,16 @@ def adopt(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """ADOPT, with the defaults of the authors' code. The first step moves nothing.
+    """ADOPT, with the defaults of the authors' code. The first step does not change the parameters.
 
     Args:
         lr: learning rate, ≥ 0.
         betas: decay rates of the averages, each in [0, 1).
-        eps: least root to divide by, ≥ 0.
+        eps: lower bound of the root in the division, ≥ 0.
         weight_decay: coefficient, ≥ 0.
-        clip_exponent: what is averaged is clipped at n to this power, n the number of finished
-            steps; None: it is not clipped. Default 0.25, the authors'.
-        decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does. False as
+        clip_exponent: averaged values are clipped at n to this power, with n finished steps; None:
+            no clipping. Default 0.25, the authors'.
+        decoupled_weight_decay: decoupled decay, as in AdamW. False as
             in the authors' code, where it is called `decouple`.
         maximize: ascend instead of descend.
 
@@ -111,8 +111,8 @@ def adopt(
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -130,4 +130,4 @@ def adopt(
     decay, descend = add_decayed_weights(weight_decay), scale_by_lr(lr)
     if not decoupled_weight_decay:
         return chain(sign, decay, adapt, descend)
-    return chain(sign, adapt, decay, after_the_first(), descend)  # decay waits, too
+    return chain(sign, adapt, decay, after_the_first(), descend)  # decay also starts later

@@ -1,4 +1,4 @@
-"""APOLLO: gradients whose rows are scaled as Adam scales those of a random projection.
+"""APOLLO: scales rows of the gradient by Adam's factors for a random projection.
 
 Zhu et al., "APOLLO: SGD-like Memory, AdamW-level Performance", https://arxiv.org/abs/2412.05270,
 Algorithm 1, as in https://github.com/zhuhanqing/APOLLO. The bound on the growth of norms: Chen et
@@ -26,7 +26,7 @@ from functional_optim.transforms.orthogonal import matrix_rule
 from functional_optim.transforms.rules import SQUARES
 
 ScaleType = Literal["channel", "tensor"]
-"""What has a factor of its own: each index of the longer side, or the whole matrix."""
+"""The unit with a separate factor: each index of the longer side, or the whole matrix."""
 
 
 class ApolloSlots(NamedTuple):
@@ -52,21 +52,21 @@ def scale_by_apollo(
     growth: numeric.Hyper = 1.01,
     seed: int = 0,
 ) -> Leafwise:
-    """Multiply the gradient by how much Adam would scale a random projection of it.
+    """Multiply the gradient by the factors by which Adam scales a random projection of it.
 
     The projection is drawn in the first step and then every `update_proj_gap` steps, from the seed
-    and the step. Parameters of one shape have the same one.
+    and the step. Parameters of one shape share it.
 
     Args:
         rank: columns of the projection, ≥ 1, at most the shorter side. A Python number.
         update_proj_gap: steps from one projection to the next, ≥ 1.
-        scale: its root multiplies the update, ≥ 0. The authors have 128 for a rank of 1.
-        scale_type: "channel": each index of the longer side has a factor of its own; "tensor": the
+        scale: its root multiplies the update, ≥ 0. The authors use 128 for a rank of 1.
+        scale_type: "channel": each index of the longer side has a separate factor; "tensor": the
             matrix has one.
         betas: decay rates of Adam's averages, each in [0, 1).
         eps: added to the root before it is corrected for bias, ≥ 0.
-        growth: how many times longer a scaled gradient may be than the one before, ≥ 1.
-        seed: of the projections, a Python integer.
+        growth: largest ratio of the norms of successive scaled gradients, ≥ 1.
+        seed: the seed of the projections, a Python integer.
 
         `scale`, `betas`, `eps` and `growth` may also be 0-dim tensors or schedules. The defaults
         are those of the authors' code and examples.
@@ -74,9 +74,10 @@ def scale_by_apollo(
     State: `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see `ApolloSlots`.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: if the seed is no integer; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: if the seed is not an integer; from init, for a complex parameter.
 
     Example::
 
@@ -140,7 +141,8 @@ def scale_by_apollo(
 
 
 def projection(seed: int, draw: Any, rows: int, columns: int, like: Tensor) -> Tensor:
-    """A matrix of independent normal numbers of variance 1/columns, another for each draw."""
+    """A matrix of independent normal values of variance 1/columns, a different one for each
+    draw."""
     at = torch.as_tensor(draw, device=like.device).to(torch.int64)
     key = torch.full((), seed, dtype=torch.int64, device=like.device)
     key = randomness.derived(randomness.derived(key, at), rows * 2**32 + columns)
@@ -164,10 +166,10 @@ def apollo(
     maximize: bool = False,
     views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
-    """APOLLO for matrices, AdamW for all else.
+    """APOLLO for matrices, AdamW for all others.
 
     APOLLO-Mini is `apollo(rank=1, scale=128.0, scale_type="tensor")`. Embeddings and heads are
-    matrices, too; leave them out by `partition`, as the authors do.
+    matrices, too; exclude them by `partition`, as the authors do.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -177,24 +179,24 @@ def apollo(
         rank: columns of the projection, ≥ 1, at most the shorter side. A Python number.
         update_proj_gap: steps from one projection to the next, ≥ 1.
         scale: its root multiplies the updates of matrices, ≥ 0.
-        scale_type: "channel": each index of the longer side has a factor of its own; "tensor": the
+        scale_type: "channel": each index of the longer side has a separate factor; "tensor": the
             matrix has one.
-        growth: how many times longer a scaled gradient may be than the one before, ≥ 1.
-        seed: of the projections, a Python integer.
+        growth: largest ratio of the norms of successive scaled gradients, ≥ 1.
+        seed: the seed of the projections, a Python integer.
         maximize: ascend instead of descend.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
-        Hyperparameters may also be 0-dim tensors or schedules, but for rank, update_proj_gap and
+        Hyperparameters may also be 0-dim tensors or schedules, except rank, update_proj_gap and
         seed. The defaults are those of the authors' code and examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see
     `scale_by_apollo`; of others `exp_avg` and `exp_avg_sq`, like them.
 
     Raises:
-        ValueError: for numbers out of range, or another word.
-        TypeError: if the seed is no integer; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option.
+        TypeError: if the seed is not an integer; from init, for a complex parameter.
 
     Example::
 

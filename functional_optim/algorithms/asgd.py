@@ -42,14 +42,14 @@ class AsgdSlots(NamedTuple):
 def scale_by_asgd(
     lr: numeric.Hyper = 1e-2, lambd: numeric.Hyper = 1e-4, alpha: numeric.Hyper = 0.75
 ) -> Leafwise:
-    """−η (g + λ p), with the step size η = lr / (1 + λ lr t)^α of the step before.
+    """−η (g + λ p), with the step size η = lr / (1 + λ lr t)^α of the previous step.
 
     Args:
         lr: first step size, ≥ 0.
         lambd: λ, decay of the parameters and of the step size.
         alpha: power in the decay of the step size.
 
-    State: `eta`, a number.
+    State: `eta`, a scalar.
 
     Raises:
         ValueError: torch.optim.ASGD's message, for a negative lr.
@@ -79,12 +79,12 @@ def scale_by_asgd(
 def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     """Keep the mean of the parameters over all steps after t0; a copy of them before.
 
-    Leaves the updates alone. It reads p + u, so it stands at the end of a chain.
+    The updates pass unchanged. It reads p + u, so put it at the end of a chain.
 
     Args:
         t0: step after which averaging starts.
 
-    State: `mu`, a number; `ax`, like the parameters (float32 for half types), 0 before the first
+    State: `mu`, a scalar; `ax`, like the parameters (float32 for half types), 0 before the first
     step.
 
     Example::
@@ -140,10 +140,10 @@ def asgd(
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: `eta` and `mu`, numbers; `ax`, like the parameters (float32 for half types).
+    State: `eta` and `mu`, scalars; `ax`, like the parameters (float32 for half types).
 
     Raises:
-        ValueError: torch.optim.ASGD's messages, for numbers out of range.
+        ValueError: torch.optim.ASGD's messages, for hyperparameters out of range.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""CAME: Adafactor with momentum, and small steps where the momentum is not sure.
+"""CAME: Adafactor with momentum, and small steps where updates differ from the momentum.
 
 Luo, Ren, Zheng, Jiang, Jiang, You, "CAME: Confidence-guided Adaptive Memory Efficient
 Optimization", https://arxiv.org/abs/2307.02047, Algorithm 2, as in
@@ -26,15 +26,15 @@ class CameSlots(NamedTuple):
     exp_avg: Tensor
     """Average m of the updates, like p."""
     exp_avg_sq_row: Tensor | None
-    """Average R of the rows' means of g², (…, m, 1); None below two dimensions."""
+    """Average R of the rows' means of g², (…, m, 1); None for fewer than two dimensions."""
     exp_avg_sq_col: Tensor | None
-    """Average C of the columns' means of g², (…, 1, n); None below two dimensions."""
+    """Average C of the columns' means of g², (…, 1, n); None for fewer than two dimensions."""
     exp_avg_res_row: Tensor | None
     """The same as R of the updates' squared distances to m."""
     exp_avg_res_col: Tensor | None
     """The same as C of these."""
     exp_avg_sq: Tensor | None
-    """Average V of g², like p; None from two dimensions on."""
+    """Average V of g², like p; None for two or more dimensions."""
 
 
 @factory
@@ -43,14 +43,14 @@ def scale_by_came(
     eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
     clip_threshold: numeric.Hyper = 1.0,
 ) -> Leafwise:
-    """The average of Adafactor's updates, divided by how far these are from it.
+    """The average of Adafactor's updates, divided by the root of their average squared distance.
 
     Vectors and scalars are not divided by the distance.
 
     Args:
         betas: decay rates of the averages of updates, of g² and of squared distances, each in
             [0, 1).
-        eps: what is added to g² and to squared distances, each > 0.
+        eps: added to g² and to squared distances, each > 0.
         clip_threshold: largest root mean square of an update before it is averaged, > 0.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
@@ -60,7 +60,7 @@ def scale_by_came(
     `CameSlots`.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: if betas are not three numbers or eps two; from init, for a complex parameter.
 
     Example::
@@ -126,8 +126,8 @@ def scale_by_came(
 def inverse_root(R: Tensor, C: Tensor) -> Tensor:
     """1 / √V of the matrix V with these means of rows and of columns.
 
-    The two roots are taken apart: the product of two small means would be 0. Means are 0 where
-    there is nothing to average.
+    The two roots are separate: the product of two small means would be 0. Means of no elements are
+    0.
     """
     least = torch.finfo(R.dtype).tiny
     rows = R.clamp(min=least) / mean(R, -2).clamp(min=least)
@@ -150,7 +150,7 @@ def came(
         lr: learning rate, ≥ 0. The authors have no default; 2e-4 is that of their examples.
         betas: decay rates of the averages of updates, of g² and of squared distances, each in
             [0, 1).
-        eps: what is added to g² and to squared distances, each > 0.
+        eps: added to g² and to squared distances, each > 0.
         clip_threshold: largest root mean square of an update before it is averaged, > 0.
         weight_decay: decoupled decay, ≥ 0.
         maximize: ascend instead of descend.
@@ -162,7 +162,7 @@ def came(
     `exp_avg_sq`.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: if betas are not three numbers or eps two; from init, for a complex parameter.
 
     Example::

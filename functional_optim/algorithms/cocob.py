@@ -1,4 +1,4 @@
-"""COCOB: coin betting in place of a learning rate.
+"""COCOB: coin betting instead of a learning rate.
 
 Orabona, Tommasi, "Training Deep Networks without Learning Rates Through Coin Betting",
 https://arxiv.org/abs/1705.07795, Algorithm 2, as the authors' code has it.
@@ -31,18 +31,18 @@ class CocobSlots(NamedTuple):
     sum_grad: Tensor
     """−θ, sum of g, like p."""
     reward: Tensor
-    """What the bets have won, ≥ 0, like p."""
+    """The reward of the bets, ≥ 0, like p."""
     bet: Tensor
-    """How far the bets have moved the parameter from its start, like p."""
+    """The displacement of the parameter from its initial value, like p."""
 
 
 @factory
 def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> Leafwise:
-    """From the bet of the step before to the new one: the step itself, with its sign.
+    """The difference from the previous bet to the new one: the step itself, with its sign.
 
     Args:
-        alpha: bounds the first bets to 1 / alpha of what there is, > 0.
-        eps: the least value of the largest |g|, > 0.
+        alpha: bounds the first bets to 1 / alpha of the wealth, > 0.
+        eps: lower bound of the largest |g|, > 0.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
@@ -93,10 +93,9 @@ def cocob(
     """COCOB: each element bets a share of what it has won on the sign of the next gradient.
 
     Args:
-        lr: a factor on all steps, ≥ 0. Default 1: the authors have none, and there is nothing to
-            tune.
+        lr: a factor on all steps, ≥ 0. Default 1: the authors have none, and it need not be tuned.
         alpha: bounds the first bets, > 0: the first step of an element is 1 / alpha.
-        eps: the least value of the largest |g|, > 0.
+        eps: lower bound of the largest |g|, > 0.
         weight_decay: L2 coefficient, ≥ 0.
         maximize: ascend instead of descend.
 
@@ -105,7 +104,7 @@ def cocob(
     State: `max_abs_grad`, `sum_abs_grad`, `sum_grad`, `reward` and `bet`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

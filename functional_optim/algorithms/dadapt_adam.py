@@ -1,4 +1,4 @@
-"""D-Adapted Adam: Adam that finds the scale of its learning rate.
+"""D-Adapted Adam: Adam that estimates the scale of its learning rate.
 
 Defazio, Mishchenko, "Learning-Rate-Free Learning by D-Adaptation",
 https://arxiv.org/abs/2301.07733, Algorithm 5, as the authors have it in
@@ -63,11 +63,11 @@ def scale_by_dadapt_adam(
         lr, betas, eps, weight_decay, d0, growth_rate, use_bias_correction: as for `dadapt_adam`.
 
     State: `exp_avg`, `exp_avg_sq` and `s`, like the parameters, in float32 for half types; `d` and
-    `numerator_weighted`, numbers of the whole tree.
+    `numerator_weighted`, scalars of all parameters.
 
     Raises:
-        TypeError: if betas is no pair.
-        ValueError: for numbers out of range.
+        TypeError: if betas is not a pair.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -98,7 +98,7 @@ def scale_by_dadapt_adam(
         rate, beta, weight, _, on = before(t, carry, lr=lr, betas=betas, eps=eps, d0=d0)
         d = numeric.where(carry.d == 0, d0, carry.d)
         root = numeric.sqrt(betas[1])
-        null = total[1] == 0  # no gradient yet but zeros
+        null = total[1] == 0  # only zero gradients so far
         numerator = root * carry.numerator_weighted + (1 - root) * total[0]
         guess = numerator / ((1 - root) * numeric.where(null, 1.0, total[1]))
         new = numeric.maximum(d, grown(d, guess, growth_rate))
@@ -149,24 +149,24 @@ def dadapt_adam(
     """Adam with D-Adaptation: its learning rate is multiplied by a lower bound of the distance.
 
     Args:
-        lr: factor on the step size, ≥ 0; leave it at 1, or let a schedule lead it from 1 to 0.
+        lr: factor on the step size, ≥ 0; keep it at 1, or use a schedule from 1 to 0.
         betas: decay rates of the averages of g and g², each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: coefficient, ≥ 0.
-        decouple: decay the weights apart from the gradient, as AdamW does.
+        decouple: decoupled decay, as in AdamW.
         use_bias_correction: multiply the step size by Adam's correction.
         d0: the first estimate, > 0.
-        growth_rate: by how much the estimate may grow in a step, ≥ 1. 1.02 is a kind of warm-up.
+        growth_rate: largest growth factor of the estimate in a step, ≥ 1. 1.02 acts as a warm-up.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, `exp_avg_sq` and `s`, like the parameters, in float32 for half types; `d` and
-    `numerator_weighted`, numbers of the whole tree.
+    `numerator_weighted`, scalars of all parameters.
 
     Raises:
-        TypeError: if betas is no pair.
-        ValueError: for numbers out of range.
+        TypeError: if betas is not a pair.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

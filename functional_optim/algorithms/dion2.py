@@ -1,4 +1,4 @@
-"""Dion2: Muon on the part of the momentum that is largest.
+"""Dion2: Muon on the largest rows of the momentum.
 
 Ahn, Amsel, Langford, "Dion2: A Simple Method to Shrink Matrix in Muon",
 https://arxiv.org/abs/2512.16928, as in https://github.com/microsoft/dion/blob/main/dion/dion2.py.
@@ -41,32 +41,33 @@ def scale_by_dion2(
     scale: Scale = "spectral",
     ns_dtype: torch.dtype = torch.bfloat16,
 ) -> Leafwise:
-    """Add the gradient to a sum, and orthogonalize those rows of the sum that are largest.
+    """Add the gradient to a sum, and orthogonalize the largest rows of the sum.
 
-    These rows are then multiplied by `ef_decay`; the others stay in the sum as they are, and their
-    update is 0. Of a matrix with more rows than columns it takes columns.
+    These rows are then multiplied by `ef_decay`; the others stay unchanged in the sum, and their
+    update is 0. For a matrix with more rows than columns it selects columns.
 
     Args:
-        fraction: of the rows, in (0, 1]; rounded up, at least one. A Python number, fixed in the
-            kernel.
-        ef_decay: what is left of the rows that were taken, ≥ 0: a number, a 0-dim tensor, or a
-            schedule.
+        fraction: of the rows, in (0, 1]; rounded up, at least one. A Python number, a constant of
+            the kernel.
+        ef_decay: remaining factor of the selected rows in the sum, ≥ 0: a number, a 0-dim tensor,
+            or a schedule.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
         scale: factor for an m × n matrix (out, in), see `scale_by_muon`: "spectral", the authors'
             "spectral_norm"; "match_rms_adamw", their "rms_norm"; "original"; None. m and n are
             those of the whole matrix.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
         The defaults are the authors'.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 
@@ -124,32 +125,33 @@ def dion2(
 ) -> GradientTransformation:
     """Dion2, with the defaults of the authors' code. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` says
-    which parameters are stacks of matrices, or fused projections.
+    Use another optimizer, such as `adamw`, for embeddings, heads, biases and norms. Use `as_matrix`
+    to describe stacks of matrices and fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
-        fraction: of the rows that move, in (0, 1]; rounded up, at least one. A Python number. Of a
+        fraction: of the rows to step, in (0, 1]; rounded up, at least one. A Python number. For a
             matrix with more rows than columns: of the columns.
-        ef_decay: what is left in the sum of the rows that have moved, ≥ 0.
+        ef_decay: remaining factor of the stepped rows in the sum, ≥ 0.
         weight_decay: decoupled decay of all rows, ≥ 0.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
         scale: factor for an m × n matrix (out, in), see `scale_by_dion2`.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         `lr`, `ef_decay` and `weight_decay` may also be 0-dim tensors or schedules.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""DoG and DoWG: gradient descent whose step size is a distance over gradients.
+"""DoG and DoWG: gradient descent with a step size of distance over gradients.
 
 Ivgi, Hinder, Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule",
 https://arxiv.org/abs/2302.12022, as the authors have it in https://github.com/formll/dog. Khaled,
@@ -23,7 +23,7 @@ from functional_optim.transforms.descent import descent
 
 class StartSlots(NamedTuple):
     p0: Tensor
-    """The parameter at the start, like p; float32 for half types."""
+    """The initial parameter, like p; float32 for half types."""
 
 
 class DogCarry(NamedTuple):
@@ -37,7 +37,7 @@ class DowgCarry(NamedTuple):
     distance_square: Any
     """The square of the largest distance from the start so far; 0 before the first step."""
     weighted_square_sum: Any
-    """Sum of all ‖g‖², each weighed by the square of the distance then."""
+    """Sum of all ‖g‖², each weighted by the square of the distance at that step."""
 
 
 @factory
@@ -49,10 +49,10 @@ def scale_by_dog(
     Args:
         reps_rel, eps, init_eta: as for `dog`.
 
-    State: `p0`, like the parameters; `distance` and `grad_square_sum`, numbers of the whole tree.
+    State: `p0`, like the parameters; `distance` and `grad_square_sum`, scalars of all parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -109,12 +109,12 @@ def dog(
 ) -> GradientTransformation:
     """DoG: the step size is the largest distance from the start over the root of Σ ‖g‖².
 
-    It needs an average of the parameters to do well: chain it with `params_ema`, with a decay that
-    grows, e.g. `fo.params_ema(lambda count: 1 - 9 / (count + 9))`, the authors' choice.
+    For good results, evaluate an average of the parameters: chain it with `params_ema`, with a
+    growing decay, e.g. `fo.params_ema(lambda count: 1 - 9 / (count + 9))`, the authors' choice.
 
     Args:
-        lr: factor on the step, ≥ 0; the authors advise against another one than 1.
-        reps_rel: the first distance, as a share of 1 + ‖p‖; > 0. The authors advise 1e-4 for
+        lr: factor on the step, ≥ 0; the authors advise to keep it at 1.
+        reps_rel: the initial distance, as a fraction of 1 + ‖p‖; > 0. The authors advise 1e-4 for
             models with batch normalization.
         weight_decay: L2 coefficient, ≥ 0.
         eps: added to Σ ‖g‖², ≥ 0.
@@ -123,10 +123,10 @@ def dog(
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
-    State: `p0`, like the parameters; `distance` and `grad_square_sum`, numbers of the whole tree.
+    State: `p0`, like the parameters; `distance` and `grad_square_sum`, scalars of all parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -151,11 +151,11 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
     Args:
         eps: as for `dowg`.
 
-    State: `p0`, like the parameters; `distance_square` and `weighted_square_sum`, numbers of the
-    whole tree.
+    State: `p0`, like the parameters; `distance_square` and `weighted_square_sum`, scalars of all
+    parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -194,21 +194,21 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
 def dowg(
     lr: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-4, *, maximize: bool = False
 ) -> GradientTransformation:
-    """DoWG: DoG with gradients that weigh more the further training has come.
+    """DoWG: DoG with larger weights for later gradients.
 
     Args:
         lr: factor on the step, ≥ 0; 1 in the paper.
-        eps: the square of the first distance, and added to the root; > 0. Default 1e-4, the
+        eps: the square of the initial distance, and added to the root; > 0. Default 1e-4, the
             authors'.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: `p0`, like the parameters; `distance_square` and `weighted_square_sum`, numbers of the
-    whole tree.
+    State: `p0`, like the parameters; `distance_square` and `weighted_square_sum`, scalars of all
+    parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

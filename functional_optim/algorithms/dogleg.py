@@ -1,4 +1,4 @@
-"""Powell's dogleg: Gauss–Newton steps within a region in which the linear model is trusted.
+"""Powell's dogleg: Gauss–Newton steps within a trust region.
 
 Powell, "A hybrid method for nonlinear equations" (1970); Nocedal, Wright, "Numerical Optimization",
 2nd ed. (2006), Algorithm 4.1 and section 4.1.
@@ -29,7 +29,7 @@ from functional_optim.solvers.steps import (
 )
 
 TINY = 1e-14
-"""Damping of the Gauss–Newton step, in units of D², so that it exists."""
+"""Damping of the Gauss–Newton step, in units of D², so that it has a solution."""
 
 
 class DoglegState(NamedTuple):
@@ -51,11 +51,12 @@ def dogleg(
     linear_solver: Kind = "auto",
     scaling: Scaling | None = "jac",
 ) -> GradientTransformation:
-    """Powell's dogleg: along the gradient, then to the Gauss–Newton step, no farther than Δ.
+    """Powell's dogleg: along the gradient, then to the Gauss–Newton step, within a radius Δ.
 
-    One update tries one step: `update(None, state, params, residual_fn=fn)`. A refused step is
-    −0.0, and shrinks Δ. The matrix is decomposed without damping, so a refused step would need no
-    new decomposition; where J is nearly singular, `levenberg_marquardt` is the safer choice.
+    One update tries one step: `update(None, state, params, residual_fn=fn)`. The update of a
+    rejected step is −0.0, and Δ decreases. The matrix is decomposed without damping, so a rejected
+    step would need no new decomposition; where J is nearly singular, `levenberg_marquardt` is the
+    safer choice.
 
     Args:
         radius: Δ of the first step, in units of D, > 0. Default ‖D w‖, or 1 at w = 0.
@@ -64,7 +65,7 @@ def dogleg(
             `least_squares`.
         scaling: "jac" (the default): D is the largest norm so far of each column of J; with fewer
             residuals than parameters it is at least the root mean square of these norms. None: 1.
-            "cg" and "lsmr", which have no columns, always take 1.
+            "cg" and "lsmr", which have no columns, always use 1.
 
     State: `DoglegState`.
 
@@ -87,7 +88,7 @@ def dogleg(
         tensor([1., 1.], dtype=torch.float64)
     """
     if callable(radius):
-        raise TypeError("dogleg adapts its radius, so it takes the number to begin with.")
+        raise TypeError("dogleg adapts its radius, so pass its initial value as a number.")
     if radius is not None:
         numeric.check(lambda x: x > 0.0, radius, "Invalid radius value: {}; it must be above 0")
     linear.check_kind(linear_solver)

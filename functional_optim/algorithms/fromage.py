@@ -24,8 +24,8 @@ from functional_optim.transforms.scaling import check_lr, signed
 def scale_by_fromage(lr: numeric.Hyper = 1e-2) -> Leafwise:
     """The step from p to (p − η u) / √(1 + η²), for a direction u as long as p.
 
-    If u is orthogonal to p, the step turns p and leaves its norm as it is. It is the step itself:
-    no learning rate may follow.
+    If u is orthogonal to p, the step rotates p and preserves its norm. It is the step itself: no
+    learning rate may follow.
 
     Args:
         lr: η, ≥ 0: a number, a 0-dim tensor, or a schedule.
@@ -62,20 +62,20 @@ def fromage(
 ) -> GradientTransformation:
     """Fromage: p ← (p − lr · ‖p‖ / ‖g‖ · g) / √(1 + lr²), for each tensor.
 
-    Where one of the norms is zero, the gradient is taken as it is.
+    If one of the norms is zero, the step is the plain gradient.
 
     Args:
         lr: η, the length of a step relative to ‖p‖, ≥ 0. Default 1e-2, the authors'.
-        p_bound: largest norm of each tensor relative to the one at the start, > 0. Tensors that
-            start from zero then stay there. None, the default: no bound.
+        p_bound: largest norm of each tensor relative to its initial norm, > 0. Tensors that start
+            from zero then stay zero. None, the default: no bound.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: none; with `p_bound` `start_norm`, one number for each parameter.
+    State: none; with `p_bound` `start_norm`, one scalar for each parameter.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

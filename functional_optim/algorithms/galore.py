@@ -1,4 +1,4 @@
-"""GaLore: Adam on a few directions of the gradient, found again from time to time.
+"""GaLore: Adam on a few directions of the gradient, which are recomputed periodically.
 
 Zhao et al., "GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection",
 https://arxiv.org/abs/2403.03507, Algorithm 2, as in https://github.com/jiaweizzhao/GaLore.
@@ -30,7 +30,7 @@ class GaloreSlots(NamedTuple):
     exp_avg_sq: Tensor
     """Average V of its square: (longer side, r)."""
     projector: Tensor
-    """P, whose r columns are what the gradient is projected on: (shorter side, r)."""
+    """P, whose r columns are the basis of the projection: (shorter side, r)."""
 
 
 @factory
@@ -43,9 +43,9 @@ def scale_by_galore(
 ) -> Leafwise:
     """Adam's update of the gradient projected on its first singular vectors, projected back.
 
-    The vectors are those of the shorter side, found in the first step and then every
-    `update_proj_gap` steps. The averages stay as they are when the vectors change; of a vector's
-    two signs it gets the one nearer to the vector before it.
+    The vectors are those of the shorter side, computed in the first step and then every
+    `update_proj_gap` steps. The averages are not changed when the vectors change; each vector has
+    the sign that is closer to the previous vector.
 
     Args:
         rank: number of vectors, ≥ 1, at most the shorter side. A Python number.
@@ -60,12 +60,12 @@ def scale_by_galore(
     State: `exp_avg`, `exp_avg_sq` and `projector`, see `GaloreSlots`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter of less than two
-            dimensions, or of three of which `as_matrix` does not say what it is.
+        ValueError: for hyperparameters out of range; from init, for a parameter with fewer than two
+            dimensions, or with three that `as_matrix` does not describe.
         TypeError: from init, for a complex parameter.
 
     Warns:
-        RuntimeWarning: once, where a gradient that is not finite should give new vectors; the old
+        RuntimeWarning: once, if a gradient that is not finite would determine new vectors; the old
             ones are kept.
 
     Example::
@@ -109,7 +109,7 @@ def scale_by_galore(
         _, vectors, finite = linalg.eigh(linalg.symmetric_product(X.mT, X.mT))
         linalg.tell_not_finite("scale_by_galore", finite)
         first = vectors.flip(-1)[..., :r].contiguous()
-        # of the two signs of a vector, the one with which the averages go on
+        # the sign of a vector that is consistent with the averages
         turned = (first * x.projector).sum(-2, keepdim=True) < 0
         first = torch.where(turned, -first, first)
         U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, *numbers)
@@ -120,18 +120,18 @@ def scale_by_galore(
 
 
 def due(t: Any, *, update_proj_gap: Any) -> Any:
-    """Which variant is for step t: 1, with a new projector, in the first of so many steps."""
+    """The variant for step t: 1, with a new projector, every `update_proj_gap` steps."""
     return numeric.where((t - 1) % update_proj_gap == 0, 1, 0)
 
 
 def tall(G: Tensor, like: Tensor | None = None) -> Tensor:
-    """A matrix whose shorter side is last; or, with another of this shape, the way back."""
+    """A matrix with the shorter side last; or the inverse, for another one of this shape."""
     m, n = (G if like is None else like).shape[-2:]
     return G if m >= n else G.mT
 
 
 def root(V: Tensor) -> Tensor:
-    """The root, whose derivative at 0 is 0: a projector that is not there yet makes zeros."""
+    """The root, with a derivative of 0 at 0: an uninitialized projector gives zeros."""
     null = V == 0
     return V.masked_fill(null, 1.0).sqrt().masked_fill(null, 0.0)
 
@@ -153,7 +153,7 @@ def of_matrices(
     weight_decay: numeric.Hyper,
     maximize: bool,
 ) -> GradientTransformation:
-    """A transform for matrices and kernels, with Adam for all else, a learning rate and decay."""
+    """A transform for matrices and kernels, with Adam for all others, a learning rate and decay."""
     real = real_only(name)
 
     def label(path: str, p: Tensor) -> str:
@@ -178,9 +178,9 @@ def galore(
     maximize: bool = False,
     views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
-    """GaLore: Adam on the first singular vectors of gradients for matrices, AdamW for all else.
+    """GaLore: Adam on the first singular vectors of gradients for matrices, AdamW for all others.
 
-    Embeddings and heads are matrices, too; leave them out by `partition`, as the authors do.
+    Embeddings and heads are matrices, too; exclude them by `partition`, as the authors do.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -191,18 +191,18 @@ def galore(
         update_proj_gap: steps from one decomposition to the next, ≥ 1.
         scale: factor of the updates of matrices, ≥ 0.
         maximize: ascend instead of descend.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
-        Hyperparameters may also be 0-dim tensors or schedules, but for rank and update_proj_gap.
+        Hyperparameters may also be 0-dim tensors or schedules, except rank and update_proj_gap.
         The defaults of the last three are those of the authors' examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq` and `projector`, see `scale_by_galore`; of others
     `exp_avg` and `exp_avg_sq`, like them.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: from init, for a complex parameter.
 
     Example::

@@ -36,7 +36,7 @@ def scale_by_gauss_newton(
 ) -> GradientTransformation:
     """The direction of Gauss and Newton: (JᵀJ + λ)⁻¹ Jᵀr.
 
-    A link: what follows decides how far to go against it, say `scale_by_lr`. It reads no gradients:
+    A part of a chain: add a learning rate after it, such as `scale_by_lr`. It ignores gradients:
     `update(None, state, params, residual_fn=fn)`.
 
     Args:
@@ -79,7 +79,7 @@ def scale_by_gauss_newton(
         p, found = linear.solve(at.kind, at.system, mu, torch.ones_like(at.diagonal))
         if not modes.traced() and not bool(found):
             raise ValueError(
-                "the residuals do not determine the step, since JᵀJ is singular; nothing was "
+                "the residuals do not determine the step, since JᵀJ is singular; no parameter was "
                 "changed. Set damping above 0, or use levenberg_marquardt."
             )
         u = torch.where(found, -p, -0.0).to(at.x.dtype)
@@ -96,13 +96,13 @@ def gauss_newton(
 
     Call `update(None, state, params, residual_fn=fn)`, where `fn(params)` returns residuals, or is
     made by `per_sample` or `stack_residuals`. Every step is taken; `levenberg_marquardt` and
-    `dogleg` refuse those that increase the loss.
+    `dogleg` reject steps that increase the loss.
 
     Args:
         lr: η, ≥ 0. Default 1, which is the full step.
         damping: λ, ≥ 0. Default 0; for networks, which have more parameters than their residuals
-            determine, 1e-6 to 1e-2, or a schedule that falls.
-        linear_solver: as in `scale_by_gauss_newton`.
+            determine, 1e-6 to 1e-2, or a decreasing schedule. linear_solver: as in
+            `scale_by_gauss_newton`.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 

@@ -1,4 +1,4 @@
-"""KL-Shampoo and KL-SOAP: Shampoo's factors, estimated from each other.
+"""KL-Shampoo and KL-SOAP: Shampoo with factors that depend on each other.
 
 Lin, Lowe, Dangel, Eschenhagen, Xu, Grosse, "Understanding and Improving Shampoo and SOAP via
 Kullback-Leibler Minimization", https://arxiv.org/abs/2509.03378, as in the authors' code,
@@ -42,36 +42,36 @@ def kl_soap(
 ) -> GradientTransformation:
     """KL-SOAP: Adam in the basis of KL-Shampoo, with the defaults of the authors' code.
 
-    For matrices and kernels: give all else another rule, with `partition`. The first step moves
-    nothing.
+    Accepts matrices and kernels: use `partition` to assign other parameters to another rule. The
+    first step does not change the parameters.
 
     Args:
         lr: learning rate, ≥ 0.
         betas: decay rates of the averages of the gradient and of its square in the basis, each in
             [0, 1). Their bias is not corrected.
-        shampoo_beta: decay rate of the averages that make the basis, in [0, 1). None: β₂. The
-            authors' code has −1 for that.
+        shampoo_beta: decay rate of the averages that make the basis, in [0, 1). None: β₂, which is
+            −1 in the authors' code.
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decay coefficient, ≥ 0; after the step, `lr * weight_decay` of each weight is
-            taken away.
-        precondition_frequency: every how many steps the bases are renewed, ≥ 1.
+            subtracted.
+        precondition_frequency: number of steps between renewals of the bases, ≥ 1.
         normalize_grads: divide the update of each tensor by its root mean square.
         init_factor: the first eigenvalues, > 0.
-        max_clamp_value: 1 / √λ is at most the length d of its side, or this if it is less, or 10 if
-            d is less than that. None: there is no bound.
-        refresh: "together": all bases are renewed in the same step; "spread": some in each step.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        max_clamp_value: 1 / √λ is at most max(10, min(d, max_clamp_value)) for a side of length d.
+            None: no bound.
+        refresh: "together": renew all bases in the same step; "spread": some in each step.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         Floats may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; that of `kl_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter of less than two
-            dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: if betas is no pair; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range; from init, for a parameter with fewer than two
+            dimensions, or with three that `as_matrix` does not describe.
+        TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Example::
 
@@ -110,8 +110,9 @@ def kl_shampoo(
 ) -> GradientTransformation:
     """KL-Shampoo: momentum, divided by the roots of two factors, with the authors' defaults.
 
-    There is no second moment beside the factors. For matrices and kernels: give all else another
-    rule, with `partition`. The first step moves nothing.
+    It has no second moment in addition to the factors. Accepts matrices and kernels: use
+    `partition` to assign other parameters to another rule. The first step does not change the
+    parameters.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -120,24 +121,24 @@ def kl_shampoo(
         shampoo_beta: decay rate of the factors, in [0, 1); the second of the authors' `betas`.
         eps: S becomes S / (1 + ε S), where S has the elements 1 / √(λ_L λ_R), ≥ 0.
         weight_decay: decay coefficient, ≥ 0; after the step, `lr * weight_decay` of each weight is
-            taken away.
-        precondition_frequency: every how many steps the bases are renewed, ≥ 1.
+            subtracted.
+        precondition_frequency: number of steps between renewals of the bases, ≥ 1.
         normalize_grads: divide the update of each tensor by its root mean square.
         init_factor: the first eigenvalues, > 0.
-        max_clamp_value: 1 / √λ is at most the length d of its side, or this if it is less, or 10 if
-            d is less than that. None: there is no bound.
-        refresh: "together": all bases are renewed in the same step; "spread": some in each step.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        max_clamp_value: 1 / √λ is at most max(10, min(d, max_clamp_value)) for a side of length d.
+            None: no bound.
+        refresh: "together": renew all bases in the same step; "spread": some in each step.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         Floats may also be 0-dim tensors or schedules.
 
     State: `momentum_buffer`, like the parameters; that of `kl_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter of less than two
-            dimensions, or of three of which `as_matrix` does not say what it is.
+        ValueError: for hyperparameters out of range; from init, for a parameter with fewer than two
+            dimensions, or with three that `as_matrix` does not describe.
         TypeError: from init, for a complex parameter.
 
     Example::

@@ -39,7 +39,7 @@ def scale_by_lars(
 ) -> Leafwise:
     """(g + λ p) · η ‖p‖ / (‖g‖ + λ ‖p‖ + ε), for each tensor.
 
-    Where ‖p‖ or ‖g‖ is zero, the factor is 1.
+    If ‖p‖ or ‖g‖ is zero, the factor is 1.
 
     Args:
         weight_decay: λ, L2 coefficient, ≥ 0.
@@ -86,7 +86,7 @@ def lamb(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """LAMB: AdamW whose step has, in each tensor, the length lr · ‖p‖.
+    """LAMB: AdamW whose step has the length lr · ‖p‖ in each tensor.
 
     Args:
         lr: learning rate, ≥ 0: the length of a step relative to the tensor's norm.
@@ -96,9 +96,8 @@ def lamb(
         max_grad_norm: largest norm of all gradients together, > 0; larger ones are scaled down.
             None: no bound.
         trust_clip: bound ‖p‖ / ‖u‖ by 1, which is called LAMBC.
-        always_adapt: multiply by the ratio of norms also where `weight_decay` is the Python
-            number 0. Such parameters, biases and gains in most recipes, are stepped as by Adam
-            otherwise.
+        always_adapt: multiply by the ratio of norms also if `weight_decay` is the Python number 0.
+            Otherwise such parameters, biases and gains in most recipes, are stepped as by Adam.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are timm's.
@@ -106,7 +105,7 @@ def lamb(
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -142,20 +141,20 @@ def lars(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """LARS: SGD whose gradient has, in each tensor, a length in proportion to ‖p‖.
+    """LARS: SGD whose gradient has a length in proportion to ‖p‖ in each tensor.
 
     Args:
         lr: learning rate, ≥ 0. Default 1, timm's.
-        momentum: μ, ≥ 0. The Python number 0 drops the buffer. The paper has 0.9.
+        momentum: μ, ≥ 0. The Python number 0 drops the buffer. The paper uses 0.9.
         dampening: τ in b ← μ b + (1 − τ) u.
-        weight_decay: L2 coefficient, ≥ 0. The paper has 5e-4.
+        weight_decay: L2 coefficient, ≥ 0. The paper uses 5e-4.
         nesterov: step along u + μ b. Needs momentum > 0 and dampening 0.
         trust_coefficient: the length of the gradient relative to ‖p‖, ≥ 0. Default 1e-3, the
             paper's.
         eps: added to the norms that are divided by, ≥ 0.
-        always_adapt: multiply by the ratio of norms also where `weight_decay` is the Python
-            number 0. Without it such parameters, biases and gains in most recipes, are stepped as
-            by SGD, with the whole of `lr`.
+        always_adapt: multiply by the ratio of norms also if `weight_decay` is the Python number 0.
+            Otherwise such parameters, biases and gains in most recipes, are stepped as by SGD, with
+            the full `lr`.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are timm's.
@@ -163,7 +162,7 @@ def lars(
     State: `momentum_buffer`, like the parameters, if there is momentum.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

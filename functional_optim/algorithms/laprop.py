@@ -1,4 +1,4 @@
-"""LaProp: gradients are divided by their size first, and averaged then.
+"""LaProp: gradients are first divided by their size, and then averaged.
 
 Ziyin, Wang, Ueda, "LaProp: Separating Momentum and Adaptivity in Adam",
 https://arxiv.org/abs/2002.04839, with the learning rate inside the average, as in the authors'
@@ -33,18 +33,18 @@ def scale_by_laprop(
 ) -> Leafwise:
     """The average of gradients, each divided by the root of the second moment, times lr.
 
-    Each gradient is weighed by the learning rate of its own step. Multiply by −1 to descend.
+    Each gradient is weighted by the learning rate of its step. Multiply by −1 to descend.
 
     Args:
         lr: learning rate, ≥ 0.
         betas: decay rates of the average and of the second moment, each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
 
-    State: `lr_average`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
+    State: `lr_average`, a scalar; `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -92,16 +92,16 @@ def laprop(
         lr: learning rate, ≥ 0.
         betas: decay rates of the average and of the second moment, each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
-        weight_decay: the share of each weight that a step takes away after it has moved, ≥ 0,
-            **whatever the learning rate**: lr times AdamW's.
+        weight_decay: fraction of each weight that is subtracted after a step, ≥ 0, **independent of
+            the learning rate**: lr times AdamW's.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: `lr_average`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
+    State: `lr_average`, a scalar; `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 

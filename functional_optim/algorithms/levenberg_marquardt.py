@@ -1,4 +1,4 @@
-"""Levenberg–Marquardt: damped steps of Gauss–Newton, refused where they increase the loss.
+"""Levenberg–Marquardt: damped Gauss–Newton steps, rejected if they increase the loss.
 
 Moré, "The Levenberg-Marquardt algorithm: Implementation and theory" (1978),
 https://doi.org/10.1007/BFb0067700, for the scales; Nielsen, "Damping parameter in Marquardt's
@@ -42,7 +42,7 @@ class LevenbergMarquardtState(NamedTuple):
     damping: Tensor
     """μ of the next step: 0-dim, float64."""
     growth: Tensor
-    """ν, by which the next refused step multiplies μ: 0-dim, float64."""
+    """ν, by which the next rejected step multiplies μ: 0-dim, float64."""
     scale: Tensor
     """D, the largest norm so far of each column of J, (n,), float64; 0 with `scaling=None`."""
     value: Tensor
@@ -59,14 +59,15 @@ def levenberg_marquardt(
     """Levenberg–Marquardt: w ← w − (JᵀJ + μ D²)⁻¹ Jᵀr, if that decreases ½ Σ r².
 
     One update tries one step: `update(None, state, params, residual_fn=fn)`, where `fn(params)`
-    returns residuals, or is made by `per_sample` or `stack_residuals`. A refused step is −0.0, and
-    raises μ. For a fit until convergence, or many, call `least_squares`.
+    returns residuals, or is the result of `per_sample` or `stack_residuals`. The update of a
+    rejected step is −0.0, and μ increases. To run one fit or many until convergence, call
+    `least_squares`.
 
     Args:
         damping: μ of the first step, in units of D², > 0. Default 1e-3, Nielsen's τ; up to 1 for a
-            start that is far off. It adapts from step to step.
-        geodesic: add the second-order correction of the step, for two more derivatives of the
-            residuals and one more solve. For long, curved valleys.
+            poor starting point. It adapts from step to step.
+        geodesic: add the second-order correction of the step, at the cost of two more derivatives
+            of the residuals and one more solve. Use it for long, curved valleys.
         linear_solver: "auto" (the default): "kernel", in the space of the residuals, if there are
             fewer of them than parameters, else "cholesky"; or "qr", "cg", "lsmr". See
             `least_squares`.
@@ -82,8 +83,8 @@ def levenberg_marquardt(
         TypeError: for a schedule as damping; from update, without a `residual_fn`, or for complex
             parameters.
 
-    Residuals must be those of the same data in a step and its trial. On mini-batches μ follows the
-    noise; take large batches, and several steps on each.
+    A step and its trial must use residuals of the same data. On mini-batches μ follows the noise;
+    use large batches, and several steps on each.
 
     Example::
 
@@ -100,7 +101,7 @@ def levenberg_marquardt(
     """
     if callable(damping):
         raise TypeError(
-            "levenberg_marquardt adapts its damping, so it takes the number to begin with; for a "
+            "levenberg_marquardt adapts its damping, so pass its initial value as a number; for a "
             "schedule use gauss_newton(damping=schedule)."
         )
     numeric.check(lambda x: x > 0.0, damping, "Invalid damping value: {}; it must be above 0")

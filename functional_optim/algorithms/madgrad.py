@@ -26,24 +26,24 @@ class MadgradSlots(NamedTuple):
     s: Tensor
     """Sum of λ g, like p."""
     x0: Tensor
-    """Where the parameter was before the first step, like p."""
+    """The initial parameter, like p."""
 
 
 @factory
 def scale_by_madgrad(
     lr: numeric.Hyper = 1e-2, momentum: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6
 ) -> Leafwise:
-    """The whole of MADGRAD: the step from p to its average with x₀ − s / (∛ν + ε).
+    """All of MADGRAD: the step from p to its average with x₀ − s / (∛ν + ε).
 
     Args:
         lr: learning rate, > 0.
         momentum: weight of p in the average, in [0, 1).
         eps: added to the cube root, and to lr, ≥ 0.
 
-    State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` starts as they are.
+    State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` is initially equal to them.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -86,17 +86,17 @@ def madgrad(
     """MADGRAD, with the arguments and defaults of the authors' package.
 
     Args:
-        lr: learning rate, > 0. It is comparable neither to SGD's nor to Adam's.
+        lr: learning rate, > 0. It is not comparable to SGD's or Adam's.
         momentum: weight of the parameter in its average, in [0, 1).
         weight_decay: L2 coefficient, ≥ 0. MADGRAD needs less than other methods, often none.
         eps: added to the cube root, and to lr, ≥ 0.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` starts as they are.
+    State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` is initially equal to them.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

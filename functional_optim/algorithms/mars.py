@@ -23,7 +23,7 @@ def _by_dimensions(path: str, p: Tensor) -> str:
     if p.is_complex():
         raise TypeError(
             "mars gives matrices and other tensors different rules, and a complex parameter is an "
-            "array of pairs; pass optimize_1d=True, which gives all tensors the same."
+            "array of pairs; pass optimize_1d=True, which applies one rule to all tensors."
         )
     return "matrix" if p.dim() == 2 else "other"
 
@@ -42,8 +42,8 @@ def mars(
 ) -> GradientTransformation:
     """MARS-AdamW, with the arguments and defaults of the authors' code.
 
-    As there, it is for matrices. **All else, a convolution's kernel too, gets AdamW** with the
-    numbers that end in `_1d`, and is decayed even if `weight_decay` is 0.
+    It applies to matrices, as in their code. **All other tensors, also kernels of convolutions, get
+    AdamW** with the hyperparameters that end in `_1d`, and are decayed even if `weight_decay` is 0.
 
     Args:
         lr: learning rate of matrices, ≥ 0.
@@ -51,8 +51,9 @@ def mars(
             [0, 1). The first is also that of the correction.
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay of matrices, ≥ 0.
-        gamma: γ, how far gradients are corrected, ≥ 0.
-        optimize_1d: treat all tensors as matrices are treated; what ends in `_1d` is not used.
+        gamma: γ, strength of the correction of gradients, ≥ 0.
+        optimize_1d: treat all tensors like matrices; hyperparameters that end in `_1d` are then
+            ignored.
         lr_1d: learning rate of all tensors that are not matrices, ≥ 0.
         betas_1d: AdamW's betas for them, each in [0, 1).
         weight_decay_1d: their decay, ≥ 0.
@@ -62,8 +63,8 @@ def mars(
     State: `previous_grad` of matrices, `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair; from init, for a complex parameter without `optimize_1d`.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair; from init, for a complex parameter without `optimize_1d`.
 
     Example::
 

@@ -38,16 +38,16 @@ class MomoCarry(NamedTuple):
     loss_avg: Any
     """Average of the losses."""
     grad_dot: Any
-    """Average of ⟨g, p⟩ over the whole tree."""
+    """Average of ⟨g, p⟩ over all parameters."""
 
 
 class MomoBoundCarry(NamedTuple):
     loss_avg: Any
     """Average of the losses."""
     grad_dot: Any
-    """Average of ⟨g, p⟩ over the whole tree."""
+    """Average of ⟨g, p⟩ over all parameters."""
     lb: Any
-    """Estimate of the least loss; 0 before the first step."""
+    """Estimate of the minimum of the loss; 0 before the first step."""
 
 
 @factory
@@ -59,9 +59,9 @@ def momo(
     bias_correction: bool = False,
     use_fstar: bool = False,
 ) -> GradientTransformation:
-    """MoMo: SGD with momentum, of which no step goes below a bound of the loss's model.
+    """MoMo: SGD with momentum and a step size bounded by a model of the loss.
 
-    `update` takes the loss as an extra argument, the value of f where the gradients are taken::
+    `update` takes the loss as an extra argument, the value of f at the parameters::
 
         updates, state = tx.update(grads, state, params, value=loss)
 
@@ -72,15 +72,15 @@ def momo(
         lb: a lower bound of the loss.
         bias_correction: start the averages from 0 and correct them, instead of starting them from
             the first loss and gradient.
-        use_fstar: estimate the least loss, from `lb` upwards.
+        use_fstar: estimate the minimum of the loss, from `lb` upwards.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, like the parameters; `loss_avg` and `grad_dot`, and with use_fstar `lb`,
-    numbers of the whole tree.
+    scalars of all parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         TypeError: from update, without `value`.
 
     Example::
@@ -125,7 +125,7 @@ def momo_adam(
     lb: numeric.Hyper = 0.0,
     use_fstar: bool = False,
 ) -> GradientTransformation:
-    """MoMo-Adam: Adam, of which no step goes below a bound of the loss's model.
+    """MoMo-Adam: Adam with a step size bounded by a model of the loss.
 
     `update` takes the loss as an extra argument, as for `momo`.
 
@@ -135,16 +135,16 @@ def momo_adam(
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: coefficient of the proximal decay p / (1 + lr · weight_decay), ≥ 0.
         lb: a lower bound of the loss.
-        use_fstar: estimate the least loss, from `lb` upwards.
+        use_fstar: estimate the minimum of the loss, from `lb` upwards.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; `loss_avg` and `grad_dot`, and with
-    use_fstar `lb`, numbers of the whole tree.
+    use_fstar `lb`, scalars of all parameters.
 
     Raises:
-        TypeError: if betas is no pair; from update, without `value`.
-        ValueError: for numbers out of range.
+        TypeError: if betas is not a pair; from update, without `value`.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -230,7 +230,7 @@ def _model_step(
 
 
 def _first(use_fstar: bool) -> Any:
-    """The numbers that recur, before the first step; in float64."""
+    """The initial carried scalars, in float64."""
     return MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0)
 
 
@@ -245,11 +245,11 @@ def _stepped(
     spread: Any,
     lb: Any,
 ) -> tuple[Any, Any]:
-    """The step size, and what recurs.
+    """The step size, and the carried scalars.
 
     total: ⟨p, m⟩, ⟨p, g⟩ and the square of the norm of m. weight: that of the new loss in its
-    average. rho: the bias correction of the averages. spread: 1 + lr · weight_decay. lb: the least
-    loss, or where its estimate starts.
+    average. rho: the bias correction of the averages. spread: 1 + lr · weight_decay. lb: the
+    minimum of the loss, or the initial estimate of it.
     """
     dot, new_dot, square = total
     loss = numeric.lerp(carry.loss_avg, numeric.float64(value), weight)

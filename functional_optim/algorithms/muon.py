@@ -24,10 +24,10 @@ from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
 
 Accumulator = Literal["ema", "sum"]
-"""What momentum is: the average m ← μ m + (1 − μ) g, or the sum m ← μ m + g."""
+"""The kind of momentum: the average m ← μ m + (1 − μ) g, or the sum m ← μ m + g."""
 
 Nesterov = bool | Literal["classic", "grokfast"]
-"""What a step takes: m; or for True and "classic" what m is after one more step with the same
+"""The direction of a step: m; or for True and "classic" m after one more step with the same
 gradient; or for "grokfast" g + m."""
 
 
@@ -53,24 +53,24 @@ def scale_by_muon(
 
     Args:
         momentum: decay rate μ of the momentum m, ≥ 0.
-        nesterov: True, or "classic": orthogonalize what m is after one more step with the same
-            gradient; "grokfast": g + m; False: m.
-        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", your
-            own (a, b, c), or one such triple for each step. Fixed in the kernel.
-        eps: least norm to divide by in it.
-        ns_steps: its repetitions, below 100.
+        nesterov: True, or "classic": orthogonalize m after one more step with the same gradient;
+            "grokfast": g + m; False: m.
+        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", a
+            custom (a, b, c), or one such triple for each step. Constants of the kernel.
+        eps: lower bound of the norm in its division.
+        ns_steps: number of its repetitions, below 100.
         adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw", "spectral_unclamped".
-            None: `scale` counts.
+            None: use `scale`.
         scale: factor for an m × n matrix (out, in). "original": √max(1, m/n); "match_rms_adamw":
             0.2 √max(m, n); "spectral": √(m/n); None: 1.
         accumulator: "ema": m ← μ m + (1 − μ) g, torch's; "sum": m ← μ m + g, the article's.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Muon's messages; for another word; for a parameter that is not a
-            matrix.
+        ValueError: torch.optim.Muon's messages; for an unknown option; for a parameter that is not
+            a matrix.
         RuntimeError: for a complex parameter.
 
     Example::
@@ -97,17 +97,17 @@ TORCHS: dict[str, Scale] = {
     "match_rms_adamw": "match_rms_adamw",
     "spectral_unclamped": "spectral",
 }
-"""torch.optim.Muon's words for scales; the last one came with torch 2.14."""
+"""torch.optim.Muon's names of scales; the last one was added in torch 2.14."""
 
 
 def _checked(p: Tensor) -> EmptyState:
-    """Raise torch.optim.Muon's errors for a parameter that it does not take."""
+    """Raise torch.optim.Muon's errors for an unsupported parameter."""
     if p.is_complex():
         raise RuntimeError("Muon does not support complex parameters")
     if p.dim() != 2:
         raise ValueError(
             f"Muon only supports 2D parameters whereas we found a parameter with size: {p.size()}; "
-            "use muon_adamw, or adapters.MuonAdamW, which step all others by AdamW."
+            "use muon_adamw, or adapters.MuonAdamW, which step other parameters by AdamW."
         )
     return EmptyState()
 
@@ -118,7 +118,7 @@ def matrix_momentum(
     """The momentum of a matrix optimizer.
 
     Raises:
-        ValueError: for another word.
+        ValueError: for an unknown option.
     """
     if accumulator not in ("ema", "sum"):
         raise ValueError(f"{name} needs an accumulator 'ema' or 'sum', but got {accumulator!r}.")
@@ -162,32 +162,32 @@ def muon(
 ) -> GradientTransformation:
     """Muon, with torch.optim.Muon's arguments and defaults. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`: `muon_adamw` is the
-    two in one. `as_matrix` says which parameters are stacks of matrices, or fused projections.
+    Use another optimizer, such as `adamw`, for embeddings, heads, biases and norms: `muon_adamw`
+    combines the two. Use `as_matrix` to describe stacks of matrices and fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
         momentum: decay rate μ of the momentum m, ≥ 0.
-        nesterov: True, or "classic": orthogonalize what m is after one more step with the same
-            gradient; "grokfast": g + m; False: m.
-        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", your
-            own (a, b, c), or one such triple for each step.
-        eps: least norm to divide by in it.
-        ns_steps: its repetitions, below 100.
+        nesterov: True, or "classic": orthogonalize m after one more step with the same gradient;
+            "grokfast": g + m; False: m.
+        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", a
+            custom (a, b, c), or one such triple for each step.
+        eps: lower bound of the norm in its division.
+        ns_steps: number of its repetitions, below 100.
         adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw", "spectral_unclamped".
-            None: `scale` counts.
+            None: use `scale`.
         scale: factor for an m × n matrix (out, in). "original": √max(1, m/n); "match_rms_adamw":
-            0.2 √max(m, n), so that lr and decay tuned for AdamW can stay; "spectral": √(m/n);
+            0.2 √max(m, n), for lr and decay tuned for AdamW; "spectral": √(m/n);
             None: 1.
         accumulator: "ema": m ← μ m + (1 − μ) g, torch's; "sum": m ← μ m + g, the article's.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Muon's messages; for another word; for a parameter that is not a
-            matrix.
+        ValueError: torch.optim.Muon's messages; for an unknown option; for a parameter that is not
+            a matrix.
         RuntimeError: for a complex parameter.
 
     Example::
@@ -212,7 +212,7 @@ def matrix_chain(
     """The transform of a matrix optimizer with decoupled decay and a learning rate.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
     """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")

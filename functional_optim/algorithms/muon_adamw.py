@@ -43,33 +43,33 @@ def muon_adamw(
     adamw: Mask = (),
     views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
-    """A whole network in one recipe: hidden matrices by `muon`, everything else by `adamw`.
+    """A recipe for a whole network: `muon` for hidden matrices, `adamw` for all other parameters.
 
-    A parameter's name and shape tell which it gets. AdamW gets biases, gains and all that has fewer
-    than two dimensions longer than 1; embeddings (names with `embed`, `emb`, `wte`, `wpe`,
-    `token`, `position`); tables of biases and tokens; heads (`head`, `lm_head`, `*_head`, and
-    `output`, `classifier`, `score` or `fc` at the top of the model). Muon gets the rest, with the
-    kernels of convolutions, of four or five dimensions, as matrices (out, in · height · width). Of
-    a parameter of three dimensions `views` must say whether it is a kernel or a stack of matrices.
-    `summary` shows who got what.
+    A parameter's name and shape determine its optimizer. AdamW gets biases, gains and all
+    parameters with fewer than two dimensions longer than 1; embeddings (names with `embed`, `emb`,
+    `wte`, `wpe`, `token`, `position`); tables of biases and tokens; heads (`head`, `lm_head`,
+    `*_head`, and `output`, `classifier`, `score` or `fc` at the top of the model). Muon gets the
+    rest; kernels of convolutions, with four or five dimensions, are matrices (out, in · height ·
+    width). `views` must describe parameters with three dimensions as kernels or stacks of matrices.
+    `summary` shows the assignment.
 
     Args:
         lr: Muon's learning rate, ≥ 0.
         adamw_lr: AdamW's learning rate, ≥ 0.
         weight_decay: decoupled decay of hidden matrices, ≥ 0.
-        adamw_weight_decay: that of all others, ≥ 0.
+        adamw_weight_decay: decay of all other parameters, ≥ 0.
         momentum: decay rate μ of Muon's momentum, ≥ 0.
         betas: decay rates of AdamW's averages, each in [0, 1).
         eps: added to the root of AdamW's second moment, ≥ 0.
         nesterov, ns_coefficients, ns_steps, ns_dtype, scale, accumulator: as in `muon`.
-        ns_eps: least norm to divide by in Newton–Schulz; `eps` of `muon`.
-        muon: which leaves Muon gets, whatever their names: a path pattern, patterns, a function of
-            path and leaf, or a tree of bools, as in `masked`. Of a branch it gets the leaves with
-            two dimensions or more.
-        adamw: which leaves AdamW gets, likewise.
-        views: from path patterns, of which the first that fits counts, to arguments of `as_matrix`:
-            `{"*.qkv.weight": {"split": 3}, "*.experts.*": {"stack": True}}`. A `torch.nn.Module`
-            stands for its `matrix_views`.
+        ns_eps: lower bound of the norm in Newton–Schulz; `eps` of `muon`.
+        muon: leaves for Muon, independently of their names: a path pattern, patterns, a function of
+            path and leaf, or a tree of bools, as in `masked`. For a branch, it selects the leaves
+            with two dimensions or more.
+        adamw: leaves for AdamW, in the same form.
+        views: from path patterns to arguments of `as_matrix`; the first matching pattern counts:
+            `{"*.qkv.weight": {"split": 3}, "*.experts.*": {"stack": True}}`. A `torch.nn.Module` is
+            converted by `matrix_views`.
 
         Hyperparameters may also be 0-dim tensors or schedules. Defaults: those of the article's
         repository, with the decay of its example.
@@ -78,10 +78,10 @@ def muon_adamw(
     parameters.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a leaf that both `muon` and `adamw`
-            claim, a pattern that fits nothing, a tree in which Muon gets nothing, parameters
-            without names, and one of three dimensions that may be a kernel or a stack.
-        TypeError: for a view that `as_matrix` does not take.
+        ValueError: for hyperparameters out of range; from init, for a leaf that both `muon` and
+            `adamw` match, a pattern without a match, a tree without a leaf for Muon, parameters
+            without names, and one with three dimensions that may be a kernel or a stack.
+        TypeError: for an invalid view.
         RuntimeError: from init, for a complex matrix.
 
     Example::

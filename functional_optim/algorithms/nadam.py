@@ -29,17 +29,17 @@ class NadamCarry(NamedTuple):
 def scale_by_nadam(
     betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8, momentum_decay: numeric.Hyper = 4e-3
 ) -> Leafwise:
-    """Adam's direction, with the momentum of the next step already in it.
+    """Adam's direction, including the momentum of the next step.
 
     Args:
         betas: decay rates of the averages of g and g², each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
-        momentum_decay: ψ, ≥ 0: how fast the momentum rises from β₁/2 to β₁.
+        momentum_decay: ψ, ≥ 0: the pace at which momentum increases from β₁/2 to β₁.
 
-    State: `mu_product`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
+    State: `mu_product`, a scalar; `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.NAdam's messages, for numbers out of range.
+        ValueError: torch.optim.NAdam's messages, for hyperparameters out of range.
 
     Example::
 
@@ -95,16 +95,16 @@ def nadam(
         betas: decay rates of the averages of g and g², each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: coefficient, ≥ 0.
-        momentum_decay: ψ, ≥ 0: how fast the momentum rises from β₁/2 to β₁.
-        decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does.
+        momentum_decay: ψ, ≥ 0: the pace at which momentum increases from β₁/2 to β₁.
+        decoupled_weight_decay: decoupled decay, as in AdamW.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: `mu_product`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
+    State: `mu_product`, a scalar; `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.NAdam's messages, for numbers out of range.
+        ValueError: torch.optim.NAdam's messages, for hyperparameters out of range.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""SGD with noise: added to gradients, or drawn so that no example is told apart.
+"""SGD with noise: added to gradients, or for differential privacy.
 
 Neelakantan, Vilnis, Le, Sutskever, Kaiser, Kurach, Martens, "Adding Gradient Noise Improves
 Learning for Very Deep Networks", https://arxiv.org/abs/1511.06807, equation 1. Abadi et al., "Deep
@@ -31,8 +31,8 @@ def noisy_sgd(
 
     Args:
         lr: learning rate, ≥ 0.
-        eta: variance of the noise at the first step, ≥ 0. The paper has 0.01, 0.3 and 1.
-        gamma: how fast it decays, ≥ 0. Default 0.55, the paper's.
+        eta: variance of the noise at the first step, ≥ 0. The paper uses 0.01, 0.3 and 1.
+        gamma: decay exponent, ≥ 0. Default 0.55, the paper's.
         seed: of the noise: a Python integer, or a 0-dim tensor of integers; 64 bits.
         momentum: μ, ≥ 0, of torch.optim's momentum. The Python number 0 drops the buffer.
         maximize: ascend instead of descend.
@@ -43,8 +43,8 @@ def noisy_sgd(
     momentum.
 
     Raises:
-        ValueError: for numbers out of range, and for a seed of more than 64 bits.
-        TypeError: if the seed is no integer.
+        ValueError: for hyperparameters out of range, and for a seed of more than 64 bits.
+        TypeError: if the seed is not an integer.
 
     Example::
 
@@ -71,14 +71,14 @@ def dpsgd(
     """SGD with differential privacy: a mean of clipped gradients of single examples, with noise.
 
     `update` takes the gradients of all examples, (B, *shape of the parameter), see
-    `differentially_private_aggregate`. What (ε, δ) a run has, an accountant says.
+    `differentially_private_aggregate`. Use a privacy accountant to compute the (ε, δ) of a run.
 
     Args:
         lr: learning rate, ≥ 0.
         l2_norm_clip: C, the largest norm of an example's gradient, > 0.
-        noise_multiplier: σ, ≥ 0: the sum of the gradients gets noise of deviation σ C.
-        seed: of the noise: a Python integer, or a 0-dim tensor of integers; 64 bits. Privacy asks
-            for one that nobody knows, so not for the default, 0.
+        noise_multiplier: σ, ≥ 0: noise of deviation σ C is added to the sum of the gradients.
+        seed: of the noise: a Python integer, or a 0-dim tensor of integers; 64 bits. For privacy,
+            use a secret seed, not the default, 0.
         momentum: μ, ≥ 0, of torch.optim's momentum. The Python number 0 drops the buffer.
         maximize: ascend instead of descend.
 
@@ -88,9 +88,9 @@ def dpsgd(
     momentum.
 
     Raises:
-        ValueError: for numbers out of range, for a seed of more than 64 bits, and from update for
-            gradients without examples in front.
-        TypeError: if the seed is no integer.
+        ValueError: for hyperparameters out of range, for a seed of more than 64 bits, and from
+            update for gradients without a dimension of examples.
+        TypeError: if the seed is not an integer.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""NorMuon: Muon whose rows are brought to like lengths.
+"""NorMuon: Muon with normalized rows.
 
 Li, Liu, Liang, Chen, Zhao, "NorMuon: Making Muon more efficient and scalable",
 https://arxiv.org/abs/2510.05491, as in https://github.com/zichongli5/NorMuon/blob/main/normuon.py.
@@ -49,19 +49,19 @@ def scale_by_normuon(
 ) -> Leafwise:
     """The orthogonalized momentum, each row divided by the root of its average mean square.
 
-    A factor then gives the matrix the norm that it had before the division.
+    A factor then restores the norm of the matrix before the division.
 
     Args:
         momentum: decay rate μ of the momentum, ≥ 0.
         beta2: decay rate β₂ of the rows' mean squares, in [0, 1).
         eps: added to their roots and to the norm after the division, ≥ 0.
-        nesterov: True, or "classic": orthogonalize what the momentum is after one more step with
-            the same gradient; "grokfast": g + m; False: m.
+        nesterov: True, or "classic": orthogonalize the momentum after one more step with the same
+            gradient; "grokfast": g + m; False: m.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
         scale: factor for an m × n matrix (out, in), see `scale_by_muon`.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
         Those that are numbers may also be 0-dim tensors or schedules, but for those of the
         iteration. The defaults are the authors'.
@@ -69,9 +69,10 @@ def scale_by_normuon(
     State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 
@@ -130,8 +131,8 @@ def normuon(
 ) -> GradientTransformation:
     """NorMuon, with the defaults of the authors' code. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` says
-    which parameters are stacks of matrices, or fused projections.
+    Use another optimizer, such as `adamw`, for embeddings, heads, biases and norms. Use `as_matrix`
+    to describe stacks of matrices and fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -142,20 +143,21 @@ def normuon(
         nesterov: True, or "classic": orthogonalize what the momentum is after one more step with
             the same gradient; "grokfast": g + m; False: m.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
         scale: factor for an m × n matrix (out, in), see `scale_by_muon`.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
     State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 

@@ -34,7 +34,7 @@ class NovogradSlots(NamedTuple):
 def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) -> Leafwise:
     """Divide each tensor's gradient by the root of the average of its squared norm.
 
-    The average starts from the first ‖g‖² that is not zero, so the first such step has norm 1.
+    The average starts from the first nonzero ‖g‖², so the first such step has norm 1.
 
     Args:
         beta2: decay rate of the average, in [0, 1).
@@ -42,10 +42,10 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are NVIDIA's.
 
-    State: `exp_avg_sq`, one number for each parameter.
+    State: `exp_avg_sq`, one scalar for each parameter.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -91,16 +91,16 @@ def novograd(
         lr: learning rate, ≥ 0.
         betas: decay rates of the momentum and of the average of ‖g‖², each in [0, 1).
         eps: added to the root of that average, ≥ 0.
-        weight_decay: decay coefficient, ≥ 0; the decay is added behind the division, before the
+        weight_decay: decay coefficient, ≥ 0; the decay is added after the division, before the
             momentum.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are NVIDIA's.
 
-    State: `exp_avg_sq`, a number for each parameter; `momentum_buffer`, like it.
+    State: `exp_avg_sq`, a scalar for each parameter; `momentum_buffer`, like it.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
         RuntimeError: from a step, for sparse gradients.
 
     Example::

@@ -25,7 +25,7 @@ from functional_optim.transforms.variance_reduction import PreviousGrad
 
 @factory
 def scale_by_optimistic_gradient(alpha: numeric.Hyper = 1.0, beta: numeric.Hyper = 1.0) -> Leafwise:
-    """α times what comes and β times its change since the step before.
+    """α times the gradient plus β times its change since the previous step.
 
     Args:
         alpha: weight of the gradient.
@@ -62,7 +62,7 @@ def scale_by_optimistic_gradient(alpha: numeric.Hyper = 1.0, beta: numeric.Hyper
 def optimistic_gradient_descent(
     lr: numeric.Hyper = 1e-2, alpha: numeric.Hyper = 1.0, beta: numeric.Hyper = 1.0
 ) -> GradientTransformation:
-    """Gradient descent along α g + β (g − the gradient before), for games and saddle points.
+    """Gradient descent along α g + β (g − previous g), for games and saddle points.
 
     Args:
         lr: learning rate, ≥ 0. optax has no default.
@@ -112,11 +112,11 @@ def optimistic_adam_v2(
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
-    State: `exp_avg`, `exp_avg_sq` and `previous_grad`, the direction before, like the parameters.
+    State: `exp_avg`, `exp_avg_sq` and `previous_grad`, the previous direction, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 

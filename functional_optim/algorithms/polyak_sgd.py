@@ -28,16 +28,16 @@ def polyak_sgd(
 
     Args:
         max_learning_rate: the largest step length, > 0.
-        scaling: a factor on every step, ≥ 0. (optax scales the gradient before it
-            is measured, so that a larger factor makes shorter steps.)
-        f_min: the least value that f can have, or a bound below it.
+        scaling: a factor on every step, ≥ 0. (optax scales the gradient before its norm is
+            computed, so that a larger factor gives shorter steps.) f_min: the minimum of f, or a
+            lower bound of it.
         eps: added to ‖g‖², ≥ 0.
         variant: "sps", or "sps+", as for `scale_by_polyak`.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's.
 
     Raises:
-        ValueError: for numbers out of range, and for another variant.
+        ValueError: for hyperparameters out of range, and for an unknown variant.
         TypeError: from update, without `value`.
 
     Example::

@@ -1,4 +1,4 @@
-"""Prodigy: Adam that finds the scale of its learning rate.
+"""Prodigy: Adam that estimates the scale of its learning rate.
 
 Mishchenko, Defazio, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner",
 https://arxiv.org/abs/2306.06101, Algorithm 4, as the authors have it in
@@ -33,7 +33,7 @@ class ProdigySlots(NamedTuple):
     s: Tensor
     """Weighted sum of gradients, like p."""
     p0: Tensor
-    """The parameter at the start, like p."""
+    """The initial parameter, like p."""
 
 
 class ProdigyCarry(NamedTuple):
@@ -64,11 +64,11 @@ def scale_by_prodigy(
     The arguments are those of `prodigy`.
 
     State: `exp_avg`, `exp_avg_sq`, `s` and `p0`, like the parameters, in float32 for half types;
-    `d`, `d_max` and `d_numerator`, numbers of the whole tree.
+    `d`, `d_max` and `d_numerator`, scalars of all parameters.
 
     Raises:
-        TypeError: if betas is no pair.
-        ValueError: for numbers out of range.
+        TypeError: if betas is not a pair.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -107,7 +107,7 @@ def scale_by_prodigy(
         d = numeric.where(carry.d == 0, d0, carry.d)
         top = numeric.where(carry.d == 0, d0, carry.d_max)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
-        null = total[1] == 0  # no gradient yet but zeros
+        null = total[1] == 0  # only zero gradients so far
         numerator = b3 * carry.d_numerator + total[0]
         guess = d_coef * numerator / numeric.where(null, 1.0, total[1])
         new_top = numeric.maximum(top, guess)
@@ -159,30 +159,30 @@ def prodigy(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """Prodigy: Adam whose learning rate is multiplied by an estimate of the distance to go.
+    """Prodigy: Adam whose learning rate is multiplied by an estimate of the distance.
 
     Args:
-        lr: factor on the step size, ≥ 0; leave it at 1, or let a schedule lead it from 1 to 0.
+        lr: factor on the step size, ≥ 0; keep it at 1, or use a schedule from 1 to 0.
         betas: decay rates of the averages of g and g², each in [0, 1).
         beta3: decay rate of the sums of the estimate, in [0, 1); None: the root of β₂.
         eps: added to the root of the second moment, times the estimate; ≥ 0.
         weight_decay: coefficient, ≥ 0.
-        decouple: decay the weights apart from the gradient, as AdamW does.
+        decouple: decoupled decay, as in AdamW.
         use_bias_correction: multiply the step size by Adam's correction, as the paper does.
-        safeguard_warmup: leave lr out of the weights of the estimate, where it warms up.
+        safeguard_warmup: exclude lr from the weights of the estimate, for use with a warm-up.
         d0: the first estimate, > 0.
-        d_coef: factor on the estimates, > 0: the number to tune, between 0.5 and 2.
-        growth_rate: by how much the estimate may grow in a step, ≥ 1. 1.02 is a kind of warm-up.
+        d_coef: factor on the estimates, > 0: tune it between 0.5 and 2.
+        growth_rate: largest growth factor of the estimate in a step, ≥ 1. 1.02 acts as a warm-up.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, `exp_avg_sq`, `s` and `p0`, like the parameters, in float32 for half types;
-    `d`, `d_max` and `d_numerator`, numbers of the whole tree: `fo.get(state, "d")` reads one.
+    `d`, `d_max` and `d_numerator`, scalars of all parameters: `fo.get(state, "d")` reads one.
 
     Raises:
-        TypeError: if betas is no pair.
-        ValueError: for numbers out of range.
+        TypeError: if betas is not a pair.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -206,7 +206,7 @@ def prodigy(
 def decayed_chain(
     step: Leafwise, weight_decay: numeric.Hyper, decouple: bool, maximize: bool
 ) -> GradientTransformation:
-    """A step that decays the weights by itself, or a step behind L2 decay."""
+    """A step with decoupled decay, or a step after L2 decay."""
     coupled = () if decouple else (add_decayed_weights(weight_decay),)
     return chain(signed(maximize), *coupled, step)
 
@@ -224,14 +224,14 @@ def bias_correction(t: Any, betas: Any) -> Any:
 
 
 def kept_rate(on: Any, beta: Any) -> Any:
-    """A decay rate; 1 where the learning rate is 0, which leaves the averages as they are."""
+    """A decay rate; 1 if the learning rate is 0, so that the averages are unchanged."""
     return numeric.where(on > 0, beta, 1.0)
 
 
 def check_numbers(
     who: str, lr: Any, eps: Any, weight_decay: Any, d0: Any, growth_rate: Any
 ) -> None:
-    """Raise ValueError for numbers out of range, in the name of an algorithm."""
+    """Raise ValueError, naming an algorithm, for hyperparameters out of range."""
     check_lr(lr)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")

@@ -29,15 +29,15 @@ from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr
 from functional_optim.transforms.scaling import check_lr
 
 MemorySaveMode = Literal["smart_one_diag", "one_diag", "all_diag"] | None
-"""Which sides have a diagonal factor, however small they are: see `scale_by_psgd_kron`."""
+"""Sides that have a diagonal factor independently of their size: see `scale_by_psgd_kron`."""
 
 MODES = (None, "smart_one_diag", "one_diag", "all_diag")
 
 DAMPING = torch.finfo(torch.float32).eps ** 0.5
-"""The size of the noise that is added to what the factors are fitted to, relative to it."""
+"""The relative size of the noise that is added to the target of the factors."""
 
 BALANCED_EVERY = 100
-"""After how many renewals the factors are made equally large; the source does it at random."""
+"""Number of renewals after which the factors are scaled to equal size; at random in the source."""
 
 
 class KronSlots(NamedTuple):
@@ -114,27 +114,27 @@ def scale_by_psgd_kron(
 
     Args:
         b1: decay rate of the average m, in [0, 1).
-        preconditioner_update_probability: the share of steps in which the factors are learned, in
-            (0, 1]: they are as soon as 1 / p steps have passed since the last time. None: 1 for 500
-            steps, then e^(−0.001 (t − 500)), down to 0.03.
+        preconditioner_update_probability: the fraction of steps in which the factors are learned,
+            in (0, 1]: they are as soon as 1 / p steps have passed since the last time. None: 1 for
+            500 steps, then e^(−0.001 (t − 500)), down to 0.03.
         max_size_triangular: sides longer than this have a diagonal factor.
         min_ndim_triangular: parameters with fewer dimensions have diagonal factors: vectors, if 2.
-        memory_save_mode: None: all others are triangular. "one_diag": the longest side's is
-            diagonal, of two equal ones the second; "smart_one_diag": if it is longer than the
-            other; "all_diag": all are.
+        memory_save_mode: None: all other factors are triangular. "one_diag": the factor of the
+            longest side is diagonal, for two equal sides the second; "smart_one_diag": the same, if
+            it is longer than the other; "all_diag": all are diagonal.
         precond_lr: learning rate of the factors, ≥ 0.
         clip_rms: largest root mean square of the update of a matrix, > 0.
-        seed: of the normal numbers that the factors are fitted with, ≥ 0. They are functions of it,
-            the step, and the shape: matrices of one shape see the same.
+        seed: of the normal values for fitting the factors, ≥ 0. They are functions of the seed, the
+            step, and the shape: matrices of one shape share them.
 
-    Kernels of convolutions are matrices (out, in · height · width), unless `as_matrix` says
-    otherwise. Defaults are the source's.
+    Kernels of convolutions are matrices (out, in · height · width), unless `as_matrix` describes
+    them. Defaults are the source's.
 
     State: `ema`, like the parameters; `Q_left`, (m, m) or (m,), and `Q_right`, (n, n) or (n,), in
     float32 for half types; the counts `steps_since_renewal` and `renewals`.
 
     Raises:
-        ValueError: for numbers out of range, or another mode.
+        ValueError: for hyperparameters out of range, or an unknown mode.
         TypeError: from init, for a complex parameter.
 
     Source: https://github.com/evanatyourservice/kron_torch.
@@ -196,7 +196,7 @@ def scale_by_psgd_kron(
         return numeric.where(is_due(count, preconditioner_update_probability), uneven, 0)
 
     def opened(u: Tensor, x: KronSlots) -> tuple[Tensor, list[Factor]]:
-        """Several matrices (k, m, n) and their factors. A vector is a column, and has but one."""
+        """Matrices (k, m, n) and their factors. A vector is a column, and has one factor."""
         if x.Q_right is None:
             m, n = x.Q_left.shape[-1], 1
             known = triangular(m)
@@ -251,7 +251,7 @@ def scale_by_psgd_kron(
         return whitened(mu, factors, clip_rms).reshape(u.shape), closed(factors, x)
 
     def balance(u: Tensor, x: KronSlots, p: Any, *numbers: Any) -> tuple[Tensor, KronSlots]:
-        """`renew` with factors that have been made equally large."""
+        """`renew` with factors that were scaled to equal size."""
         if u.numel() == 0 or x.Q_right is None:
             return renew(u, x, p, *numbers)
         _, (left, right) = opened(u, x)
@@ -283,7 +283,7 @@ def is_due(count: KronCount, share: Any) -> Any:
 
 
 def factors_of(x: KronSlots) -> list[Tensor]:
-    """The factors that there are."""
+    """The factors, without None."""
     return [q for q in x if q is not None]
 
 
@@ -327,20 +327,20 @@ def psgd_kron(
         lr: learning rate, ≥ 0.
         b1: decay rate of the average m, in [0, 1).
         weight_decay: decoupled decay, ≥ 0, of parameters with two dimensions or more.
-        preconditioner_update_probability: the share of steps in which the factors are learned, in
-            (0, 1]: they are as soon as 1 / p steps have passed since the last time. None: 1 for 500
-            steps, then e^(−0.001 (t − 500)), down to 0.03.
+        preconditioner_update_probability: the fraction of steps in which the factors are learned,
+            in (0, 1]: they are as soon as 1 / p steps have passed since the last time. None: 1 for
+            500 steps, then e^(−0.001 (t − 500)), down to 0.03.
         max_size_triangular: sides longer than this have a diagonal factor.
         min_ndim_triangular: parameters with fewer dimensions have diagonal factors: vectors, if 2.
-        memory_save_mode: None: all others are triangular. "one_diag": the longest side's is
-            diagonal, of two equal ones the second; "smart_one_diag": if it is longer than the
-            other; "all_diag": all are.
+        memory_save_mode: None: all other factors are triangular. "one_diag": the factor of the
+            longest side is diagonal, for two equal sides the second; "smart_one_diag": the same, if
+            it is longer than the other; "all_diag": all are diagonal.
         precond_lr: learning rate of the factors, ≥ 0.
         clip_rms: largest root mean square of the update of a matrix, > 0.
-        seed: of the normal numbers that the factors are fitted with, ≥ 0.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        seed: of the normal values for fitting the factors, ≥ 0.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         Hyperparameters may also be 0-dim tensors or schedules. Defaults are the source's.
 
@@ -348,7 +348,7 @@ def psgd_kron(
     float32 for half types; the counts `steps_since_renewal` and `renewals`.
 
     Raises:
-        ValueError: for numbers out of range, or another mode.
+        ValueError: for hyperparameters out of range, or an unknown mode.
         TypeError: from init, for a complex parameter.
 
     Source: https://github.com/evanatyourservice/kron_torch.

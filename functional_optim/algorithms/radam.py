@@ -1,4 +1,4 @@
-"""RAdam: Adam whose adaptive step waits until its variance is known.
+"""RAdam: Adam with adaptive steps only after the variance of the second moment is known.
 
 Liu, Jiang, He, Chen, Liu, Gao, Han, "On the Variance of the Adaptive Learning Rate and Beyond",
 https://arxiv.org/abs/1908.03265, Algorithm 2. The threshold is ρ_t > 5, torch.optim's (in the
@@ -22,7 +22,7 @@ from functional_optim.transforms.rules import SQUARES, zeros
 
 @factory
 def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Leafwise:
-    """The average gradient, divided by the root of the second moment once that can be trusted.
+    """The average gradient, divided by the root of the second moment once that is reliable.
 
     Args:
         betas: decay rates of the averages of g and g², each in [0, 1).
@@ -31,7 +31,7 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.RAdam's messages, for numbers out of range.
+        ValueError: torch.optim.RAdam's messages, for hyperparameters out of range.
 
     Example::
 
@@ -88,7 +88,7 @@ def radam(
         betas: decay rates of the averages of g and g², each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: coefficient, ≥ 0.
-        decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does.
+        decoupled_weight_decay: decoupled decay, as in AdamW.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules.
@@ -96,7 +96,7 @@ def radam(
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.RAdam's messages, for numbers out of range.
+        ValueError: torch.optim.RAdam's messages, for hyperparameters out of range.
 
     Example::
 

@@ -45,12 +45,12 @@ def scale_by_rms(
         alpha: decay rate of the averages, ≥ 0.
         eps: added to the root, ≥ 0.
         centered: subtract the square of the average gradient. Rounding can make that difference
-            negative; it is then taken as 0 (torch.optim's turns NaN).
+            negative; it is then set to 0 (torch.optim's becomes NaN).
 
     State: `square_avg`, and if centered `grad_avg`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.RMSprop's messages, for numbers out of range.
+        ValueError: torch.optim.RMSprop's messages, for hyperparameters out of range.
 
     Example::
 
@@ -107,7 +107,7 @@ def rmsprop(
     parameters.
 
     Raises:
-        ValueError: torch.optim.RMSprop's messages, for numbers out of range.
+        ValueError: torch.optim.RMSprop's messages, for hyperparameters out of range.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Rprop: steps of a size of their own for every weight, from the signs of gradients alone.
+"""Rprop: separate step sizes for all weights, from the signs of gradients.
 
 Riedmiller, Braun, "A direct adaptive method for faster backpropagation learning: the RPROP
 algorithm", https://doi.org/10.1109/ICNN.1993.298623, in the variant without weight backtracking
@@ -38,14 +38,14 @@ def scale_by_rprop(
     """The sign of the gradient, times a step size that grows while the sign stays.
 
     Args:
-        lr: the first step size, ≥ 0. Read once, when a parameter's state is made.
+        lr: the first step size, ≥ 0. Read once, when a parameter's state is created.
         etas: factors for a changed and for an unchanged sign, 0 < η⁻ < 1 < η⁺.
-        step_sizes: least and largest step size.
+        step_sizes: smallest and largest step size.
 
     State: `prev` and `step_size`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Rprop's messages, for numbers out of range.
+        ValueError: torch.optim.Rprop's messages, for hyperparameters out of range.
 
     Example::
 
@@ -94,15 +94,15 @@ def rprop(
     """Rprop, with torch.optim.Rprop's arguments and defaults. For full batches only.
 
     Args:
-        lr: the first step size, ≥ 0. Read once, when a parameter's state is made.
+        lr: the first step size, ≥ 0. Read once, when a parameter's state is created.
         etas: factors for a changed and for an unchanged sign, 0 < η⁻ < 1 < η⁺.
-        step_sizes: least and largest step size.
+        step_sizes: smallest and largest step size.
         maximize: ascend instead of descend.
 
     State: `prev` and `step_size`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Rprop's messages, for numbers out of range.
+        ValueError: torch.optim.Rprop's messages, for hyperparameters out of range.
 
     Example::
 

@@ -40,7 +40,7 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
     State: `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -80,24 +80,24 @@ def schedule_free_sgd(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """Schedule-Free SGD: its parameters are those to train; `eval_params` gives the average.
+    """Schedule-Free SGD: its parameters are for training; `eval_params` returns the average.
 
     Args:
         lr: learning rate, ≥ 0. It needs no decay.
         momentum: share of the average in the parameters, in (0, 1].
         weight_decay: L2 coefficient at the parameters, ≥ 0.
-        warmup_steps: in how many steps the learning rate rises to lr, ≥ 0.
+        warmup_steps: number of steps in which the learning rate rises to lr, ≥ 0.
         r: power of the step in the weights of the average, ≥ 0.
         weight_lr_power: power of the learning rate in these weights, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers but `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
+        All except `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
         authors'.
 
-    State: `z`, like the parameters; `average_share`, `lr_max` and `weight_sum`, numbers.
+    State: `z`, like the parameters; `average_share`, `lr_max` and `weight_sum`, scalars.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -127,7 +127,7 @@ def schedule_free_adamw(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """Schedule-Free AdamW: its parameters are those to train; `eval_params` gives the average.
+    """Schedule-Free AdamW: its parameters are for training; `eval_params` returns the average.
 
     Args:
         lr: learning rate, ≥ 0. It needs no decay; the authors advise more than AdamW's.
@@ -135,21 +135,21 @@ def schedule_free_adamw(
             g², in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: coefficient of the decay at the parameters, ≥ 0.
-        warmup_steps: in how many steps the learning rate rises to lr, ≥ 0. The authors advise
-            some.
+        warmup_steps: number of steps in which the learning rate rises to lr, ≥ 0. The authors
+            advise some.
         r: power of the step in the weights of the average, ≥ 0.
         weight_lr_power: power of the learning rate in these weights, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers but `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
+        All except `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
         authors'.
 
     State: `z` and `exp_avg_sq`, like the parameters; `average_share`, `lr_max` and `weight_sum`,
-    numbers.
+    scalars.
 
     Raises:
-        TypeError: if betas is no pair.
-        ValueError: for numbers out of range.
+        TypeError: if betas is not a pair.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -171,7 +171,7 @@ def schedule_free_adamw(
 
 
 def _warmed(lr: numeric.Hyper, steps: int) -> numeric.Hyper:
-    """A learning rate that rises in a straight line: a share of 1 / steps at the first step."""
+    """A linear warm-up of the learning rate: 1 / steps of it at the first step."""
     if steps == 0:
         return lr
 

@@ -1,4 +1,4 @@
-"""Scion: steps to the end of a ball, of which each layer has the norm that suits it.
+"""Scion: steps to the boundary of a norm ball, with a suitable norm for each layer.
 
 Pethick, Xie, Antonakopoulos, Zhu, Silveti-Falls, Cevher, "Training Deep Learning Models with
 Norm-Constrained LMOs", https://arxiv.org/abs/2502.07529, Algorithms 1 and 2, as in
@@ -66,18 +66,18 @@ def scale_by_scion(
         eps: added to roots of mean squares and to norms of rows, ≥ 0: a number, a 0-dim tensor, or
             a schedule.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
     For a matrix that is stored as (inputs, outputs), such as an embedding's, put it into
     `as_matrix(…, orientation="in_out")`. The authors' `max` of the spectral norm is
     `orthogonalize(scale="original")`.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that has
-            too few or too many dimensions for its norm.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter that has too few or too many dimensions for its norm.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 
@@ -215,12 +215,12 @@ def scion(
         unconstrained: leave the constraint out: weights are not drawn to 0.
         eps: added to roots of mean squares and to norms of rows, ≥ 0.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
-        ns_steps: its repetitions, below 100.
-        ns_eps: least norm to divide by in it.
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        ns_steps: number of its repetitions, below 100.
+        ns_eps: lower bound of the norm in its division.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         Those that are numbers may also be 0-dim tensors or schedules, but for those of the
         iteration.
@@ -228,9 +228,9 @@ def scion(
     State: `momentum_buffer`, like the parameters, if there is momentum.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that has
-            too few or too many dimensions for its norm.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or an unknown option; from init, for a
+            parameter that has too few or too many dimensions for its norm.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Example::
 

@@ -40,7 +40,7 @@ def sgd(
     State: `momentum_buffer`, like the parameters, if there is momentum.
 
     Raises:
-        ValueError: torch.optim.SGD's messages, for numbers out of range.
+        ValueError: torch.optim.SGD's messages, for hyperparameters out of range.
 
     Example::
 

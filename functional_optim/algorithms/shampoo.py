@@ -144,8 +144,8 @@ def scale_by_shampoo(
     matrices of all behind the first lie one after the other.
 
     Raises:
-        ValueError: for numbers out of range, or other words; from init, for a parameter of three
-            dimensions of which `as_matrix` does not say what it is, or of more than five.
+        ValueError: for hyperparameters out of range, or other words; from init, for a parameter of
+            three dimensions of which `as_matrix` does not say what it is, or of more than five.
         TypeError: if betas are no pair; from init, for a complex parameter.
 
     Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,
@@ -424,16 +424,17 @@ def shampoo(
             has a factor, see `scale_by_shampoo`. The source has 1; `math.inf` merges none. None:
             kernels of convolutions are matrices (out, in · height · width).
         refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         Hyperparameters may also be 0-dim tensors or schedules. Other defaults are the source's.
 
     State: that of `scale_by_shampoo`, and with momentum `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, other words, or a decay that needs peak_lr without it.
+        ValueError: for hyperparameters out of range, other words, or a decay that needs peak_lr
+            without it.
         TypeError: if betas are no pair; from init, for a complex parameter.
 
     Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,

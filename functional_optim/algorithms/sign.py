@@ -39,7 +39,7 @@ def scale_by_lion(betas: Betas = (0.9, 0.99)) -> Leafwise:
 
     Raises:
         ValueError: if one of betas is a number outside [0, 1).
-        TypeError: if betas is no pair.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -83,8 +83,8 @@ def lion(
     State: `exp_avg`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -115,7 +115,7 @@ def signum(
     State: `ema`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -145,7 +145,7 @@ def sign_sgd(lr: numeric.Hyper = 1e-2, weight_decay: numeric.Hyper = 0.0) -> Gra
     State: none.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

@@ -137,7 +137,7 @@ def sm3(
     parameters, if there is momentum.
 
     Raises:
-        ValueError: for numbers out of range; from init, for more than five dimensions.
+        ValueError: for hyperparameters out of range; from init, for more than five dimensions.
         TypeError: from init, for a complex parameter.
         RuntimeError: from a step, for sparse gradients.
 

@@ -52,7 +52,7 @@ def scale_by_soap(
         betas: decay rates of the averages of the gradient and of its square in the basis, each in
             [0, 1).
         eps: added to the root of the second moment before its bias is corrected, ≥ 0.
-        precondition_frequency: every how many steps the bases are renewed, ≥ 1.
+        precondition_frequency: number of steps between renewals of the bases, ≥ 1.
         max_precond_dim: a side longer than this keeps the identity as its basis.
         normalize_grads: divide the update of each tensor by its root mean square.
         correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
@@ -67,9 +67,9 @@ def scale_by_soap(
     `right_factor` and `right_basis`, see `shampoo_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter of three dimensions of
-            which `as_matrix` does not say what it is, or of more than five.
-        TypeError: if betas is no pair; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range; from init, for a parameter of three dimensions
+            of which `as_matrix` does not say what it is, or of more than five.
+        TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Example::
 
@@ -131,10 +131,11 @@ def soap(
     refresh: Refresh = "together",
     views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
-    """SOAP, with the arguments and defaults of the authors' code. The first step moves nothing.
+    """SOAP, with the arguments and defaults of the authors' code. The first step does not change
+    the parameters.
 
     Vectors and scalars get Adam. Each dimension of the kernel of a convolution has a basis of its
-    own. `as_matrix` says which parameters are stacks of matrices, or fused projections.
+    own. Use `as_matrix` to describe stacks of matrices and fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -144,8 +145,8 @@ def soap(
             authors' code has −1 for that.
         eps: added to the root of the second moment before its bias is corrected, ≥ 0.
         weight_decay: decay coefficient, ≥ 0; after the step, `lr * weight_decay` of each weight is
-            taken away.
-        precondition_frequency: every how many steps the bases are renewed, ≥ 1.
+            subtracted.
+        precondition_frequency: number of steps between renewals of the bases, ≥ 1.
         max_precond_dim: a side longer than this keeps the identity as its basis.
         normalize_grads: divide the update of each tensor by its root mean square. The authors find
             that it helps where bases are renewed every 100 steps, and hurts at 10.
@@ -154,9 +155,9 @@ def soap(
             max_precond_dim, so that small kernels are matrices.
         refresh: "together": all bases are renewed in the same step; "spread": some in each step, so
             that no step takes much longer than others.
-        views: which parameters are stacks of matrices, kernels or fused projections: from path
-            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
-            matrices, and those of four and five are kernels.
+        views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
+            to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
+            matrices, those with four and five are kernels.
 
         Floats may also be 0-dim tensors or schedules.
 
@@ -164,9 +165,9 @@ def soap(
     `right_factor` and `right_basis`, see `shampoo_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter of three dimensions of
-            which `as_matrix` does not say what it is, or of more than five.
-        TypeError: if betas is no pair; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range; from init, for a parameter of three dimensions
+            of which `as_matrix` does not say what it is, or of more than five.
+        TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Example::
 

@@ -46,7 +46,7 @@ def scale_by_sophia(
     State: `exp_avg` and `hessian`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -99,7 +99,7 @@ def sophia(
         lr: learning rate, ≥ 0: the longest step of an element.
         betas: decay rates of the averages of g and of the estimates, each in [0, 1).
         rho: ρ, ≥ 0: the smaller it is, the more elements are clipped.
-        weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
+        weight_decay: decay coefficient, ≥ 0; a step subtracts `lr * weight_decay` of each weight.
         eps: added to the divisor, > 0.
         maximize: ascend instead of descend.
 
@@ -108,7 +108,7 @@ def sophia(
     State: `exp_avg` and `hessian`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

@@ -39,7 +39,7 @@ def sparse_adam(
     State: `exp_avg` and `exp_avg_sq`, like the parameters, dense.
 
     Raises:
-        ValueError: torch.optim.SparseAdam's messages, for numbers out of range.
+        ValueError: torch.optim.SparseAdam's messages, for hyperparameters out of range.
 
     Example::
 

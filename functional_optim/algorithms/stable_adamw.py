@@ -36,7 +36,7 @@ def scale_by_stable_adam(
     State: `exp_avg` and `exp_avg_sq`, like the parameters; averages free of bias.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 
@@ -96,7 +96,7 @@ def stable_adamw(
     State: `exp_avg` and `exp_avg_sq`, like the parameters; averages free of bias.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Example::
 

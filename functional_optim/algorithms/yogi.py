@@ -34,8 +34,8 @@ def scale_by_yogi(
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 
@@ -90,8 +90,8 @@ def yogi(
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
-        TypeError: if betas is no pair.
+        ValueError: for hyperparameters out of range.
+        TypeError: if betas is not a pair.
 
     Example::
 

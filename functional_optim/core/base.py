@@ -212,7 +212,7 @@ def add(p: Tensor, u: Tensor) -> Tensor:
 
 
 def check_transformation(name: str, tx: Any, example: str) -> None:
-    """Raise TypeError, in the name of who takes it, for what is no transformation."""
+    """Raise TypeError, in the name of who takes it, for what is not a transformation."""
     if not isinstance(tx, GradientTransformation):
         raise TypeError(
             f"{name} takes a transformation, but got a {type(tx).__name__}; call the factory, "

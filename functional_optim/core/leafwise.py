@@ -147,7 +147,7 @@ def leafwise(
             values at step t it gets, and extra arguments of `update`; with `**` it gets all
             hyperparameters.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
-            They are summed over the whole tree in float64 and handed to `scalars` as `total`.
+            They are summed over all parameters in float64 and handed to `scalars` as `total`.
             Without `scalars`, `update` gets the totals themselves. What is needed of one tensor
             alone, such as its norm, `update` computes itself.
         before: `before(t[, carry])` returns the numbers that `reduce` needs; it may take

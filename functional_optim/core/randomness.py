@@ -183,7 +183,7 @@ def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
     """A seed, in the name of who takes it, as a 0-dim int64 tensor of its own.
 
     Raises:
-        TypeError: if the seed is no integer.
+        TypeError: if the seed is not an integer.
         ValueError: if it has more than 64 bits.
     """
     if isinstance(seed, Tensor):

@@ -362,7 +362,7 @@ def _scales_inside(state: Any) -> bool:
 
 
 def micro_batches(batch: Any, parts: int) -> list[Any]:
-    """A batch cut along the first dimension of its tensors; what is no tensor goes into each.
+    """A batch cut along the first dimension of its tensors; what is not a tensor goes into each.
 
     Raises:
         ValueError: for a tensor that cannot be cut into so many equal parts.

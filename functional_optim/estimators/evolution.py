@@ -34,7 +34,7 @@ def es_gradient(
             when it is read.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Papers: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement
     Learning", https://arxiv.org/abs/1703.03864; for the pairs, Brockhoff et al., "Mirrored

@@ -43,7 +43,7 @@ def forward_gradient(
     forward-mode derivatives.
 
     Raises:
-        ValueError: for numbers out of range and another distribution.
+        ValueError: for hyperparameters out of range and another distribution.
         TypeError: from ask and tell.
 
     Papers: Baydin, Pearlmutter, Syme, Wood, Torr, "Gradients without Backpropagation",

@@ -36,7 +36,7 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
     Inside torch.compile and torch.vmap all moved parameters are made first.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Paper: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes",
     https://arxiv.org/abs/2305.17333.

@@ -32,7 +32,7 @@ def spsa(
     element's is ‖g‖² − gᵢ² over `samples`.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Papers: Spall, "Multivariate stochastic approximation using a simultaneous perturbation gradient
     approximation", https://doi.org/10.1109/9.119632; advice on gains: "Implementation of the
@@ -72,7 +72,7 @@ def spsa_gain(
             theory; 1 is best for endless runs.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Paper: Spall, "Implementation of the simultaneous perturbation algorithm for stochastic
     optimization", https://doi.org/10.1109/7.705889.

@@ -55,7 +55,7 @@ def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransforma
 
     Raises:
         ValueError: if sigma is no positive number, or the population is below 2.
-        TypeError: if tx is no transformation.
+        TypeError: if tx is not a transformation.
 
     Paper: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement
     Learning", https://arxiv.org/abs/1703.03864, algorithm 1.
@@ -136,7 +136,7 @@ def pgpe(
 
     Raises:
         ValueError: if a number is out of range, or the population is below 2.
-        TypeError: if tx is no transformation.
+        TypeError: if tx is not a transformation.
 
     Paper: Sehnke et al., "Parameter-exploring policy gradients",
     https://doi.org/10.1016/j.neunet.2009.12.004, section 3.

@@ -1,1 +1,1 @@
-"""L-BFGS, its line searches, and the links made of them."""
+"""L-BFGS, its line searches, and transforms made of them."""

@@ -1,4 +1,4 @@
-"""Choosing how far to go by trying.
+"""Backtracking line search.
 
 Nocedal, Wright, "Numerical Optimization", 2nd ed. (2006), Algorithm 3.1; Armijo, "Minimization of
 functions having Lipschitz continuous first partial derivatives", Pacific J. Math. 16 (1966).
@@ -43,32 +43,32 @@ def scale_by_backtracking_linesearch(
 ) -> GradientTransformation:
     """Multiply a descent direction by the first step length that decreases the value enough.
 
-    That is t with f(p + t u) ≤ f(p) + slope_rtol · t · gᵀu. The first one tried is the last one
-    found times `increase_factor`, each further one is smaller by `decrease_factor`. If none will
-    do, the update is zero::
+    That is t with f(p + t u) ≤ f(p) + slope_rtol · t · gᵀu. The first trial is the last step length
+    times `increase_factor`, each further one is smaller by `decrease_factor`. If all trials fail,
+    the update is zero::
 
         updates, state = tx.update(grads, state, params, value=value, grad=grads, value_fn=fn)
 
-    A link for the end of a chain, after `scale(-1)`: what reaches it must lead downhill.
+    Put it at the end of a chain, after `scale(-1)`: its input must be a descent direction.
 
     Args:
-        max_backtracking_steps: how many shorter steps to try, ≥ 0. A search that fails leaves the
-            next one to go on from the shortest.
-        slope_rtol: the share of the decrease foretold by the slope to ask for, in (0, 1). Default
+        max_backtracking_steps: number of shorter steps to try, ≥ 0. After a failed search, the next
+            one continues from the shortest step.
+        slope_rtol: required fraction of the decrease that the slope predicts, in (0, 1). Default
             1e-4, Nocedal and Wright's.
         decrease_factor: in (0, 1). Default 0.8, optax's, as are the next two.
         increase_factor: ≥ 1. `math.inf` starts each search at `max_learning_rate`.
         max_learning_rate: the longest step, > 0.
 
     Extra arguments of `update`: `value`, f(params); `grad`, the gradients at params; `value_fn`,
-    the function params → value. Instead of that, `value_and_grad`, params → (value, gradients).
+    the function params → value. Alternatively `value_and_grad`, params → (value, gradients).
     Under torch.vmap and torch.compile all steps are tried, and masks keep the first good one.
 
     State: `learning_rate`.
 
     Raises:
-        ValueError: for numbers out of range; if a value is not one number.
-        TypeError: if update gets neither `value_fn` nor `value_and_grad`.
+        ValueError: for hyperparameters out of range; if a value is not a single number.
+        TypeError: from update, without `value_fn` and `value_and_grad`.
 
     Example::
 
@@ -132,7 +132,7 @@ def scale_by_backtracking_linesearch(
                 break
             t = where(found, t, t * decrease_factor)
             found = found | (negate(found) & decreases(t))
-        kept = t.clamp(min=torch.finfo(t.dtype).tiny)  # from zero there is no way back
+        kept = t.clamp(min=torch.finfo(t.dtype).tiny)  # zero would stay zero
         step = where(found, t * u, torch.zeros_like(u))
         return flat.tree(step, stored=False), BacktrackingState(kept.reshape(last.shape))
 
@@ -142,7 +142,7 @@ def scale_by_backtracking_linesearch(
 def value_alone(
     value_fn: Callable[[Any], Any] | None, value_and_grad: Callable[[Any], tuple[Any, Any]] | None
 ) -> Callable[[Any], Any]:
-    """The function params → value out of the two that update may be given."""
+    """The function params → value, from either of the extra arguments."""
     if value_fn is not None:
         return value_fn
     if value_and_grad is None:

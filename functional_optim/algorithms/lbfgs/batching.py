@@ -1,4 +1,4 @@
-"""Between what a state keeps and what a run works on: one problem, or many side by side."""
+"""Conversion between a state and a run: one problem, or a batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from functional_optim.core.ravel import Ravel
 
 
 class BatchLayout:
-    """What vectors, numbers and pairs look like in a run.
+    """The shapes of vectors, scalars and pairs in a run.
 
-    many: problems side by side, be it one; else one problem. whole: keep a place for every pair
-    that may be remembered, so that shapes stay what they are.
+    many: a batch of problems, possibly of one; else one problem. whole: keep a place for every pair
+    that may be stored, so that shapes are constant.
     """
 
     def __init__(self, flat: Ravel, *, many: bool, whole: bool) -> None:
@@ -43,7 +43,7 @@ class BatchLayout:
         return lr.reshape(()) if isinstance(lr, Tensor) else lr
 
     def value(self, f: Any) -> Any:
-        """The function's values; of one problem as a Python float, which torch computes with."""
+        """The function's values; for one problem as a Python float, as in torch."""
         wanted = self.flat.problems
         if not isinstance(f, Tensor) or f.numel() != math.prod(wanted):
             what = (
@@ -59,7 +59,7 @@ class BatchLayout:
         return float(f)
 
     def memory(self, state: Any) -> Memory:
-        """The pairs that a state holds, without its empty places unless they are wanted."""
+        """The pairs of a state, without its empty places unless they are wanted."""
         m = state.ro.shape[-1]
         used = m if self.whole else max((state.ro != 0).sum(-1).flatten().tolist(), default=0)
         stacks = [state.old_stps, state.old_dirs, state.ro]
@@ -72,7 +72,7 @@ class BatchLayout:
         return Memory(s, y, rho, self.number(state.H_diag))
 
     def stored(self, memory: Memory, state: Any) -> dict[str, Tensor]:
-        """The pairs as a state keeps them, empty places in front."""
+        """The pairs in the format of a state, empty places first."""
         pairs = zip(("old_stps", "old_dirs", "ro"), memory[:3], strict=True)
         m = state.ro.shape[-1]
         stacks = {name: self._stack(places, getattr(state, name), m) for name, places in pairs}
@@ -87,5 +87,5 @@ class BatchLayout:
 
 
 def like(x: Any, old: Tensor) -> Tensor:
-    """A number or a vector of a run as the state keeps it."""
+    """A scalar or a vector of a run in the format of a state."""
     return torch.as_tensor(x, dtype=old.dtype, device=old.device).reshape(old.shape)

@@ -4,11 +4,12 @@ Nocedal, Wright, "Numerical Optimization", 2nd ed. (2006): Algorithms 3.5 and 3.
 conditions), equation 3.59 (cubic interpolation); with the safeguards of minFunc,
 https://www.cs.ubc.ca/~schmidtm/Software/minFunc.html, as torch.optim.LBFGS has them.
 
-A search is a record of what is known between two evaluations, and a function that takes it across
-one. So it can stop anywhere, and many problems can search side by side, each where it stands. It is
-written once for both: a number is a Python float or a 0-dim tensor for one problem, a column of
-shape (problems, 1) for many; a vector has shape (n,) or (problems, n). A condition on one problem
-is a bool, so that what is not needed is not computed; on many it is a column of them.
+A search is a record of its state between two evaluations, and a transition function for one
+evaluation. So it can stop at any evaluation, and many problems can search in a batch, each at a
+different stage. The code serves both: a scalar is a Python float or a 0-dim tensor for one problem,
+a column of shape (problems, 1) for a batch; a vector has shape (n,) or (problems, n). A condition
+on one problem is a bool, so that unneeded values are not computed; for a batch it is a column of
+bools.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Condition: TypeAlias = Any
 C1 = 1e-4
 """Sufficient decrease, N&W (3.6a): their value for quasi-Newton methods, and torch's."""
 C2 = 0.9
-"""Curvature, N&W (3.6b): likewise."""
+"""Curvature, N&W (3.6b): their value for quasi-Newton methods, and torch's."""
 NARROW = 1e-9
-"""A bracket is given up when no parameter differs by this much between its ends: torch's."""
+"""A search stops if no parameter differs by this much between the ends of the bracket: torch's."""
 
 
 class Point(NamedTuple):
@@ -40,7 +41,7 @@ class Point(NamedTuple):
 
 
 class End(NamedTuple):
-    """A point whose gradient is not needed any more."""
+    """A point without its gradient, which is no longer needed."""
 
     t: Number
     f: Number
@@ -50,10 +51,10 @@ class End(NamedTuple):
 class LineSearch(NamedTuple):
     """A search between two evaluations.
 
-    k: evaluations so far. zooming: is there a bracket? low: the end of the bracket with the lower
-    value; as long as there is none, the newest point. high: the other end; the point before the
-    newest. low_first: does `low` win when the values are equal? stalled: was the last trial close
-    to an end of the bracket?
+    k: evaluations so far. zooming: whether there is a bracket. low: the end of the bracket with the
+    lower value; without a bracket, the newest point. high: the other end; without a bracket, the
+    point before the newest. low_first: whether `low` is preferred if the values are equal. stalled:
+    whether the last trial was close to an end of the bracket.
     """
 
     k: Number
@@ -73,14 +74,14 @@ def start(origin: Point) -> LineSearch:
 def strong_wolfe(
     search: LineSearch, origin: Point, new: Point, reach: Number, spent: Condition
 ) -> tuple[LineSearch, Number, Condition]:
-    """Take a search across the evaluation of `new`.
+    """The transition of a search by the evaluation of `new`.
 
     Args:
-        search: what was known before it.
+        search: its state before.
         origin: the point at t = 0.
         new: the point that was evaluated.
         reach: the largest element of |d|.
-        spent: was this the last evaluation allowed?
+        spent: whether this was the last allowed evaluation.
 
     Returns:
         The search after it; the step length to try next; and whether the search is over. Then
@@ -120,8 +121,8 @@ def trial(
 ) -> tuple[Number, Condition]:
     """The next step length: inside the bracket, or beyond the newest point if there is none.
 
-    A trial that falls close to an end of the bracket for the second time running, or onto it, is
-    moved to a tenth of the bracket away from the nearer end.
+    If a second successive trial is close to an end of the bracket, or is equal to it, it is moved
+    to a tenth of the bracket from the nearer end.
     """
     left, right = smaller(low.t, high.t), larger(low.t, high.t)
     least = where(zooming, left, low.t + 0.01 * (low.t - high.t))
@@ -137,7 +138,7 @@ def trial(
 def cubic(a: Point | End, b: Point | End, least: Number, most: Number) -> Number:
     """The minimizer of the cubic through two points, N&W (3.59), between `least` and `most`.
 
-    Where that cubic has no minimum: the middle between them.
+    If the cubic has no minimum, the midpoint.
 
     Example::
 
@@ -166,7 +167,7 @@ def cubic(a: Point | End, b: Point | End, least: Number, most: Number) -> Number
 
 
 def can_branch(*values: Any) -> bool:
-    """May values choose the way? Not where a tensor stands for many (torch.vmap) or for any."""
+    """Whether values may be used in conditions; False under torch.vmap and in traces."""
     if torch.compiler.is_compiling():
         return False
     try:
@@ -179,7 +180,7 @@ def can_branch(*values: Any) -> bool:
 
 
 def is_column(x: Any) -> bool:
-    """Is x a number for each of many problems?"""
+    """Whether x has a scalar for each problem of a batch."""
     return isinstance(x, Tensor) and x.dim() > 0
 
 

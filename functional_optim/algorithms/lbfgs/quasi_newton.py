@@ -5,8 +5,8 @@ Nocedal, Wright, "Numerical Optimization", 2nd ed. (2006), Algorithms 7.4 (two-l
 Programming 45 (1989), https://doi.org/10.1007/BF01589116. The first step, the stopping rules and
 the choice of pairs are torch.optim.LBFGS's.
 
-As in `linesearch`, all is written once, for one problem and for many side by side. What runs it:
-`algorithms/lbfgs.py`, over trees, and `adapters/lbfgs.py`, over an optimizer's closure.
+As in `line_search`, the code serves one problem and a batch. Two callers run it: `transform.py`,
+for trees, and `adapters/lbfgs.py`, for the closure of an optimizer object.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from functional_optim.algorithms.lbfgs.line_search import (
 )
 
 CURVED = 1e-10
-"""A pair is remembered if sᵀy is above this: torch's."""
+"""A pair is stored if sᵀy is above this: torch's."""
 GRAIN = 1 << 15
-"""Blocks of remembered vectors have no more elements: from here on torch starts threads."""
+"""Maximum number of elements of blocks of stored vectors: above it, torch starts threads."""
 
 
 class Memory(NamedTuple):
@@ -58,7 +58,7 @@ class Memory(NamedTuple):
 
 
 def remember(memory: Memory, s: Tensor, y: Tensor, size: int, going: Condition) -> Memory:
-    """Add a pair if its curvature is positive; the oldest of more than `size` falls out."""
+    """Add a pair if its curvature is positive; if there are more than `size`, drop the oldest."""
     ys = dot(y, s)
     curved = decide(going & (ys > CURVED))
     if curved is False:
@@ -86,7 +86,7 @@ def push(places: list[Tensor], x: Tensor, size: int, curved: Condition) -> list[
 
 
 def make_room(memory: Memory, size: int) -> Memory:
-    """Four more places for every problem, up to `size`, if any problem has used up its own."""
+    """Four more places for every problem, up to `size`, if any problem has used all its places."""
     taken = sum([block.shape[1] for block in memory.rho])
     if taken >= size or not (taken == 0 or bool((memory.rho[0][:, 0] != 0).any())):
         return memory
@@ -132,10 +132,10 @@ def two_loop(q: Tensor, memory: Memory) -> tuple[Tensor, list[Number]]:
 
 
 class Settings(NamedTuple):
-    """What does not change during a run.
+    """The constants of a run.
 
-    The arguments of `fo.lbfgs`; wolfe: search along the line? snap: rounds a vector as the
-    parameters store it.
+    The arguments of `fo.lbfgs`; wolfe: whether to use a line search. snap: rounds a vector to the
+    dtype of the parameters.
     """
 
     lr: Number
@@ -148,16 +148,16 @@ class Settings(NamedTuple):
     snap: Callable[[Tensor], Tensor]
 
     def transitions(self) -> int:
-        """The most evaluations that a run can need after its first."""
+        """The maximum number of evaluations of a run after its first."""
         most = max(self.max_eval, 1)
         return most if self.wolfe else min(most, max(self.max_iter - 1, 0))
 
 
 class Past(NamedTuple):
-    """What a run takes over from the one before.
+    """The data that a run receives from the previous one.
 
-    memory: the pairs. d, t: the last direction and step length. g: the gradient where that step
-    began. n_iter: iterations so far.
+    memory: the pairs. d, t: the last direction and step length. g: the gradient before that step.
+    n_iter: iterations so far.
     """
 
     memory: Memory
@@ -168,7 +168,7 @@ class Past(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The line being searched.
+    """The current line of a search.
 
     origin: its start. d: its direction. reach: the largest element of |d|. t: the step length to
     evaluate next; when the run is over, the one taken. search: the state of the search.
@@ -184,8 +184,8 @@ class Line(NamedTuple):
 class Run(NamedTuple):
     """A run between two evaluations.
 
-    x: with a search, where the line starts; without one, the point to evaluate next. When the run
-    is over, the result. alphas: those of the last two-loop recursion, for one problem. here:
+    x: with a line search, the start of the line; without one, the point to evaluate next. When the
+    run is over, the result. alphas: those of the last two-loop recursion, for one problem. here:
     iterations of this run. n_iter: of all runs. evals: evaluations of this run. done: is it over?
     """
 
@@ -199,13 +199,13 @@ class Run(NamedTuple):
     done: Condition
 
     def past(self) -> Past:
-        """What the next run takes over."""
+        """The data for the next run."""
         line = self.line
         return Past(self.memory, line.d, line.t, line.origin.g, self.n_iter)
 
 
 def aim(settings: Settings, run: Run) -> Tensor:
-    """The point to evaluate next; of a problem that is done, its result."""
+    """The point to evaluate next; for a finished problem, its result."""
     if not settings.wolfe:
         return run.x
     return where(run.done, run.x, axpy(run.line.t, run.line.d, run.x))
@@ -223,7 +223,7 @@ def begin(settings: Settings, x: Tensor, f: Number, g: Tensor, past: Past) -> Ru
 
 
 def advance(settings: Settings, run: Run, f: Number, g: Tensor) -> Run:
-    """Take a run across the evaluation of the point that it aims at, which gave f and g."""
+    """The transition of a run by the evaluation of its next point, with value f and gradient g."""
     line, search, live = run.line, run.line.search, negate(run.done)
     evals = run.evals + live
     new = Point(line.t, f, g, dot(g, line.d))
@@ -239,7 +239,7 @@ def advance(settings: Settings, run: Run, f: Number, g: Tensor) -> Run:
 
 
 def land(settings: Settings, run: Run, found: Condition) -> Run:
-    """Go to the point that was found, and turn there unless a stopping rule holds."""
+    """Move to the result of the search, and start the next line unless a stopping rule holds."""
     line = run.line
     t, f, g, _ = line.search.low
     stops = (
@@ -278,5 +278,5 @@ def turn(settings: Settings, run: Run, f: Number, g: Tensor, going: Condition) -
 
 
 def move(settings: Settings, x: Tensor, line: Line, going: Condition) -> Tensor:
-    """The end of a line that starts at x, as the parameters store it."""
+    """The end of a line that starts at x, in the dtype of the parameters."""
     return x if going is False else where(going, settings.snap(axpy(line.t, line.d, x)), x)

@@ -2,8 +2,8 @@
 
 Liu, Nocedal, "On the limited memory BFGS method for large scale optimization", Mathematical
 Programming 45 (1989), https://doi.org/10.1007/BF01589116; Nocedal, Wright, "Numerical
-Optimization", 2nd ed. (2006), Algorithm 7.5. The algorithm stands in `quasi_newton` and
-`linesearch`; here it is lifted to trees.
+Optimization", 2nd ed. (2006), Algorithm 7.5. The algorithm is in `quasi_newton` and `line_search`;
+this module lifts it to trees.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from functional_optim.engine.graphs import TorchCompiled
 from functional_optim.transforms.scaling import check_lr
 
 ValueAndGrad = Callable[[Any], tuple[Tensor, Any]]
-"""From parameters to the value and the gradients there, in this order."""
+"""From parameters to the value and the gradients, in this order."""
 
 
 class LbfgsState(NamedTuple):
@@ -58,7 +58,7 @@ class LbfgsState(NamedTuple):
     H_diag: Tensor
     """Scale γ of the first guess at the inverse Hessian, 0-dim."""
     prev_flat_grad: Tensor
-    """The gradient where the last step began, (n,)."""
+    """The gradient before the last step, (n,)."""
 
 
 class ScaleByLbfgsState(NamedTuple):
@@ -84,13 +84,13 @@ class ScaleByLbfgsState(NamedTuple):
 def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
     """Multiply the gradient by the inverse Hessian that the last steps imply: H g.
 
-    A link: what follows it decides how far to go, say `scale_by_lr`, or `scale(-1)` and
+    A part of a chain: add `scale_by_lr` after it, or `scale(-1)` and
     `scale_by_backtracking_linesearch`. At the first step H is 1. s and y are differences of the
-    parameters and gradients that `update` gets, so no link before it should change the gradient. A
-    pair is remembered if its sᵀy is above 1e-10, as in torch.optim.LBFGS.
+    parameters and gradients that `update` receives, so no transform before it should change the
+    gradient. A pair is stored if its sᵀy is above 1e-10, as in torch.optim.LBFGS.
 
     Args:
-        history_size: how many pairs to remember, ≥ 1. Default 100, torch's; 5 to 20 are usual.
+        history_size: number of pairs to store, ≥ 1. Default 100, torch's; 5 to 20 are usual.
 
     State: `ScaleByLbfgsState`.
 
@@ -162,35 +162,36 @@ def lbfgs(
     batched: bool = False,
     compile: bool = False,
 ) -> GradientTransformation:
-    """L-BFGS, with torch.optim.LBFGS's arguments, defaults and numbers.
+    """L-BFGS, with torch.optim.LBFGS's arguments, defaults and results.
 
-    One update is what one `step` of torch's class is: up to `max_iter` iterations, with as many
-    evaluations, at the same points. It needs the function itself::
+    One update corresponds to one `step` of torch's class: up to `max_iter` iterations, with the
+    same number of evaluations at the same points. It needs the function itself::
 
         updates, state = tx.update(grads, state, params, value=value, value_and_grad=fn)
 
-    where `value, grads = fn(params)`. (torch.func.grad_and_value returns them the other way round.)
+    where `value, grads = fn(params)`. (torch.func.grad_and_value returns them in the opposite
+    order.)
 
-    The loop ends when the problem is solved. Under torch.vmap and torch.compile, where no value can
-    be looked at, it always makes `max_eval` evaluations, and masks hold what is finished; for many
-    problems `batched=True` does without. A run can be differentiated, `lr` included; the step
-    lengths that a line search interpolates count as constants.
+    The loop ends when the problem is solved. Under torch.vmap and torch.compile, which cannot read
+    values, it always runs `max_eval` evaluations, and masks preserve finished results; for many
+    problems use `batched=True`, which stops early. A run is differentiable, also with respect to
+    `lr`; the step lengths that a line search interpolates count as constants.
 
     Args:
-        lr: the step length without a line search, and the first that a search tries; ≥ 0. Before
-            the first step of all it is multiplied by min(1, 1 / |g|₁). A number or a 0-dim tensor.
+        lr: the step length without a line search, and the first that a search tries; ≥ 0. In the
+            very first step it is multiplied by min(1, 1 / |g|₁). A number or a 0-dim tensor.
         max_iter: iterations in one update.
-        max_eval: evaluations in one update, the one given as `value` included; a line search may
+        max_eval: evaluations in one update, including the one passed as `value`; a line search may
             use one more. Default 1.25 max_iter.
         tolerance_grad: stop when no element of the gradient is larger.
         tolerance_change: stop when a step, or the change of the value, is smaller.
-        history_size: how many pairs to remember, ≥ 1. Default 100, torch's; 5 to 20 are usual.
+        history_size: number of pairs to store, ≥ 1. Default 100, torch's; 5 to 20 are usual.
         line_search_fn: None, or "strong_wolfe". For backtracking see `scale_by_lbfgs`.
-        batched: every leaf has a leading dimension of independent problems, which are solved side
-            by side until the last one is done. `value` is 1-dim, `fn` evaluates all problems.
-        compile: compile what happens between two evaluations, for small problems: it takes about
-            5 s for a history of 10, 15 s for one of 100, and makes the sums in another order than
-            torch. Ignored where a derivative is recorded.
+        batched: every leaf has a leading dimension of independent problems, which are solved in a
+            batch until the last one is done. `value` is 1-dim, `fn` evaluates all problems.
+        compile: compile the code between two evaluations, for small problems: compilation takes
+            about 5 s for a history of 10, 15 s for one of 100, and sums are in another order than
+            in torch. Ignored if a derivative is recorded.
 
     State: `LbfgsState`.
 
@@ -201,8 +202,8 @@ def lbfgs(
         TypeError: for a schedule as lr; if `fn` does not return a value for each problem and
             gradients.
 
-    Not for noisy gradients: both the pairs and the search take differences between evaluations as
-    curvature.
+    Do not use it with noisy gradients: the pairs and the search interpret differences between
+    evaluations as curvature.
 
     Example::
 
@@ -313,7 +314,7 @@ Evaluate = Callable[[Tensor], tuple[Any, Tensor]]
 
 
 def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate, *, early_exit: bool) -> Run:
-    """As many evaluations as any problem could need; with `early_exit` until the last is done."""
+    """The maximum number of evaluations; with `early_exit`, until the last problem is done."""
     for _ in range(settings.transitions()):
         if early_exit and is_over(run.done):
             break
@@ -322,7 +323,7 @@ def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate, *, early_exit:
 
 
 def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) -> Run:
-    """Until the last problem is done, each transition one call of a graph of torch.compile."""
+    """Run until the last problem is done; each transition is one call of a torch.compile graph."""
 
     def transition(old: Run, f: Any, g: Tensor, lr: Tensor) -> tuple[Run, Tensor, Tensor]:
         now = settings._replace(lr=lr.reshape(1, 1))
@@ -376,17 +377,17 @@ def check_whole(name: str, x: Any, least: int) -> None:
 
 
 def check_state(state: Any, kind: type, history_size: int, flat: Ravel) -> None:
-    """Raise unless the state is of this kind and size, and for such parameters."""
+    """Raise an error unless the state has this type and size, and fits the parameters."""
     if not isinstance(state, kind):
         raise TypeError(
             f"update got a state of type {type(state).__name__}; pass the state that this "
-            "transformation's own init returned, in this order: update(grads, state, params)."
+            "transformation's init returned, in this order: update(grads, state, params)."
         )
     places = state.ro.shape[-1]
     if places != history_size:
         raise ValueError(
             f"update got a state with places for {places} pairs, but history_size is "
-            f"{history_size}; pass the state that this transformation's own init returned."
+            f"{history_size}; pass the state that this transformation's init returned."
         )
     found, needed = state.prev_flat_grad, (*flat.problems, flat.size)
     if found.shape != needed or found.dtype != flat.dtype:

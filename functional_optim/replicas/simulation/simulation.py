@@ -122,7 +122,7 @@ class Simulation:
         max_retries, bucket_bytes: as for `Coordinator`.
 
     Raises:
-        ValueError: for numbers out of range; for a fault of no replica or at no point.
+        ValueError: for hyperparameters out of range; for a fault of no replica or at no point.
         TypeError: for what is no fault.
 
     Example::

@@ -212,10 +212,10 @@ def diloco(
     State: a `DiLoCoState`. Memory: parameters and inner state once more, and the outer state.
 
     Raises:
-        TypeError: if inner or outer is no transformation, or fragments of another kind.
-        ValueError: for numbers out of range; if inner or outer has a `local_sgd` or `diloco`
-            inside, or outer needs extra arguments; from init, if a leaf is in no fragment, or a
-            fragment has no leaf.
+        TypeError: if inner or outer is not a transformation, or fragments of another kind.
+        ValueError: for hyperparameters out of range; if inner or outer has a `local_sgd` or
+            `diloco` inside, or outer needs extra arguments; from init, if a leaf is in no fragment,
+            or a fragment has no leaf.
 
     Papers: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
     https://arxiv.org/abs/2311.08105, Algorithm 1; and "Streaming DiLoCo with overlapping

@@ -64,7 +64,7 @@ def local_sgd(inner: base.GradientTransformation, every: int) -> Synced:
     State: a `LocalSGDState`. Memory: parameters and inner state once more.
 
     Raises:
-        TypeError: if inner is no transformation.
+        TypeError: if inner is not a transformation.
         ValueError: for `every` below 1; if inner has a `local_sgd` or `diloco` inside.
 
     Paper: Stich, "Local SGD Converges Fast and Communicates Little",
