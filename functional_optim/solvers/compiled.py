@@ -1,4 +1,4 @@
-"""Steps compiled with torch.compile, kept for the functions that they evaluate."""
+"""Steps and evaluations compiled with torch.compile, kept for the functions that they call."""
 
 from __future__ import annotations
 
@@ -7,36 +7,63 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from functional_optim import tree
 from functional_optim.solvers import loop
 from functional_optim.solvers.problems import Problem
 
 KEPT = 16
-"""Compiled steps that are kept: those used last."""
+"""Graphs that are kept: those used last."""
 QUICK = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
 """Options of Inductor that spare a first compilation headers, trials and processes which pay off
 from the tenth kernel on: half of its time."""
+
+BLOCK = 512
+"""Problems in a compiled evaluation: one graph serves any number of them."""
 
 _steps: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
 
 def compiled_step(rules: loop.Rules, problem: Problem) -> loop.Step:
     """`loop.advance` as one graph, for a fixed number of problems."""
-    key = (problem.fun, problem.one.layout, problem.m, rules)
+
+    def advance(s: loop.Progress, data: loop.Data) -> loop.Progress:
+        return loop.advance(rules, problem, s, data)
+
+    return _kept((problem.fun, problem.one.layout, problem.m, rules), advance)
+
+
+def in_blocks(key: Any, evaluate: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
+    """An evaluation of points (B, n) and what they have of their own as a graph for `BLOCK` of
+    them, called as often as it takes. key: what a graph is kept by."""
+    graph = _kept(key, evaluate)
+
+    def whole(x: Tensor, own: Any) -> Any:
+        count = len(x)
+        more = -count % BLOCK
+        x, own = tree.map(lambda a: torch.cat([a, a[:1].expand(more, *a.shape[1:])]), (x, own))
+        parts = [
+            graph(*tree.map(lambda a, i=i: a[i : i + BLOCK], (x, own)))
+            for i in range(0, count, BLOCK)
+        ]
+        return tree.map(lambda *same: torch.cat(same)[:count], *parts)
+
+    return whole
+
+
+def _kept(key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function's graph, compiled at the first call with this key."""
     if key not in _steps:
-
-        def advance(s: loop.Progress, data: loop.Data) -> loop.Progress:
-            return loop.advance(rules, problem, s, data)
-
-        _steps[key] = _compiled(advance)
+        _steps[key] = _compiled(function)
         while len(_steps) > KEPT:
             _steps.popitem(last=False)
     _steps.move_to_end(key)
     return _steps[key]
 
 
-def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
-        return torch.compile(advance, fullgraph=True, dynamic=False, options=QUICK)
+        return torch.compile(function, fullgraph=True, dynamic=False, options=QUICK)
     except RuntimeError:  # a torch without one of these options
-        return torch.compile(advance, fullgraph=True, dynamic=False)
+        return torch.compile(function, fullgraph=True, dynamic=False)

@@ -75,6 +75,15 @@ def check_known(name: str, trees: Any) -> None:
         ) from error
 
 
+def check_compile(*, compile: bool, batched: bool) -> None:
+    """Raise ValueError where one problem shall be compiled."""
+    if compile and not batched:
+        raise ValueError(
+            "compile=True compiles steps of many problems; pass batched=True, with a leading "
+            "dimension of problems, or leave it out."
+        )
+
+
 def check_batched(args: Any, flat: Ravel) -> None:
     """Raise unless every leaf of args has a row for each problem."""
     count = flat.leaves[0].shape[0]

@@ -13,6 +13,7 @@ from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, slots
 from functional_optim.solvers.compiled import compiled_step
 from functional_optim.solvers.given import (
+    check_compile,
     checked_bounds,
     mask_tree,
     of_each,
@@ -306,11 +307,7 @@ def _check_choices(
             f"method 'trf' solves by 'cholesky', but got linear_solver={linear_solver!r}; leave it "
             "out."
         )
-    if compile and not batched:
-        raise ValueError(
-            "compile=True compiles steps of many problems; pass batched=True, with a leading "
-            "dimension of problems, or leave it out."
-        )
+    check_compile(compile=compile, batched=batched)
 
 
 def _shape_of_residuals(

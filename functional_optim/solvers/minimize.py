@@ -11,8 +11,10 @@ from torch import Tensor
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, slots
 from functional_optim.solvers.box import Box
+from functional_optim.solvers.compiled import in_blocks
 from functional_optim.solvers.dense import DENSE
 from functional_optim.solvers.given import (
+    check_compile,
     checked_bounds,
     mask_tree,
     solver_input,
@@ -88,6 +90,7 @@ def minimize(
     maxiter: int | None = None,
     max_nfev: int | None = None,
     batched: bool = False,
+    compile: bool = False,
     implicit: bool = True,
     callback: Callable[[IntermediateResult], Any] | None = None,
     return_history: bool = False,
@@ -118,6 +121,10 @@ def minimize(
         batched: every leaf of x0 and args has a leading dimension of independent problems. What all
             share belongs into fun's closure. fun runs under torch.vmap. Bounds may be those of all
             problems or have that dimension, too.
+        compile: compile fun and its gradient with torch.compile (`batched` only). It pays off for
+            functions of many operations, if the same fun is used many times: the first call takes
+            ten seconds or more, and the graph is kept for the same fun. The products of "newton-cg"
+            run eagerly.
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Parameters at a
             bound, and problems that have not converged, are constant.
@@ -166,12 +173,15 @@ def minimize(
             f"{type(fun).__name__}."
         )
     args = args if isinstance(args, tuple) else (args,)
+    check_compile(compile=compile, batched=batched)
     _check_numbers(gtol=gtol, ftol=ftol, maxiter=maxiter, max_nfev=max_nfev)
     taken = solver_input("minimize", fun, x0, args, bounds, batched=batched)
     flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others
     known = _chosen(method)
     box = Box(*checked_bounds(limits, flat, x))
     objective = Objective(taken.fun, one, batched=batched)
+    if compile:
+        objective.graph = in_blocks(("minimize", fun, one.layout), objective.together)
     eps = torch.finfo(flat.dtype).eps
     rules = descent.DescentRules(
         known, max(gtol, 10 * eps), max(ftol, 10 * eps), 10 * eps, eps, maxiter or 15000,

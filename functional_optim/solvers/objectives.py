@@ -33,11 +33,12 @@ class Objective:
 
     fun: of one problem's tree of parameters. one: the vector view of these. batched: are there many
     problems, evaluated by torch.vmap? Else B is 1, there are no arguments, and fun is called as it
-    is.
+    is. graph: `together` compiled, or None.
     """
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
         self.fun, self.one, self.batched = fun, one, batched
+        self.graph: Callable[[Tensor, Any], tuple[Tensor, Tensor]] | None = None
 
     def single(self, x: Tensor, *own: Any) -> Tensor:
         """The value of one problem at x, (n,)."""
@@ -48,13 +49,18 @@ class Objective:
         f, g = self._derived(x, args)
         return f.detach().to(torch.float64), g.detach().to(torch.float64)
 
+    def together(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """The same of many problems, as transforms of torch.func, in the dtype of x."""
+        g, f = vmap(grad_and_value(self.single))(x, *args)
+        return f, g
+
     def _derived(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        if self.graph is not None:
+            return self.graph(x, args)
         if modes.transformed():
-            derive = grad_and_value(self.single)
             if self.batched:
-                g, f = vmap(derive)(x, *args)
-                return f, g
-            g, f = derive(x[0])
+                return self.together(x, args)
+            g, f = grad_and_value(self.single)(x[0])
             return f.unsqueeze(0), g.unsqueeze(0)
         x = x.detach().requires_grad_()
         with torch.enable_grad():

@@ -21,7 +21,7 @@ class Problem:
     fun: residuals of one problem. one: the vector view of its parameters. m: the number of
     residuals. batched: are there many problems, evaluated by torch.vmap? Else B is 1, there are no
     arguments, and fun is called as it is. matrix_free: use products with J instead of J. lazy:
-    evaluate J at points that are accepted only.
+    evaluate J at points that are accepted only. graph: `together` compiled, or None.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Problem:
         self.fun, self.one, self.m, self.batched = fun, one, m, batched
         self.matrix_free = matrix_free and not batched
         self.lazy = not batched
+        self.graph: Callable[[Tensor, Any], tuple[Tensor, Tensor]] | None = None
 
     def residuals(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """(B, n) → (B, m)."""
@@ -47,11 +48,15 @@ class Problem:
     def linearize(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
         """Residuals and Jᵀ: (B, m) and (B, n, m), the latter None if `matrix_free`."""
         if self.batched:
-            return residuals.linearized(self._side_by_side(args), x, self.m)
+            return self.together(x, args) if self.graph is None else self.graph(x, args)
         if self.matrix_free:
             return self.residuals(x, args), None
         r, J = residuals.jacobian(self.fun, self.one, x[0])
         return r.unsqueeze(0), J.mT.unsqueeze(0)
+
+    def together(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """The same of many problems."""
+        return residuals.linearized(self._side_by_side(args), x, self.m)
 
     def products(
         self, x: Tensor, loss: Loss

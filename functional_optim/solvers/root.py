@@ -12,7 +12,8 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, slots
-from functional_optim.solvers.given import SolverInput, solver_input
+from functional_optim.solvers.compiled import in_blocks
+from functional_optim.solvers.given import SolverInput, check_compile, solver_input
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
@@ -77,6 +78,7 @@ def root(
     xtol: float = XTOL,
     max_nfev: int | None = None,
     batched: bool = False,
+    compile: bool = False,
     implicit: bool = True,
     callback: Callable[[IntermediateResult], Any] | None = None,
     return_history: bool = False,
@@ -101,6 +103,9 @@ def root(
         max_nfev: evaluations of each problem at most, ≥ 1. Default 100 (n + 1).
         batched: every leaf of x0 and args has a leading dimension of independent problems. What all
             share belongs into fun's closure. fun runs under torch.vmap.
+        compile: compile fun and its Jacobian, for "lm" whole steps, with torch.compile (`batched`
+            only). It pays off for functions of many operations, if the same fun is used many times:
+            the first call takes ten seconds or more, and the graph is kept for the same fun.
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Problems that have
             not converged are constant.
@@ -145,11 +150,14 @@ def root(
             f"root takes a function that returns values first, but got a {type(fun).__name__}."
         )
     args = args if isinstance(args, tuple) else (args,)
+    check_compile(compile=compile, batched=batched)
     _check_choices(method, xtol, max_nfev)
     taken = solver_input("root", fun, x0, args, batched=batched)
     flat, one = taken.flat, taken.one
     _check_square(fun, taken.x0, taken.args, one.size, batched=batched)
     problem = Problem(taken.fun, one, one.size, batched=batched)
+    if compile:
+        problem.graph = in_blocks(("root", fun, one.layout), problem.together)
     floor = 10 * torch.finfo(flat.dtype).eps
     rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
     data = newton.NewtonData(taken.own)
@@ -157,7 +165,7 @@ def root(
         callback, history=return_history, look=_seen, flat=flat, x=taken.x, batched=batched
     )
     if method == "lm":
-        how = {"callback": callback, "return_history": return_history}
+        how = {"compile": compile, "callback": callback, "return_history": return_history}
         found, history = _by_squares(fun, taken, rules, problem, data, how)
     else:
         found = _by_steps(method, rules, problem, taken.x, data, watch)

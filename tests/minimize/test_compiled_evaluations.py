@@ -1,0 +1,75 @@
+"""Compiled evaluations of many problems: the results of eager ones, in one compilation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from valleys import rosenbrock
+
+import functional_optim as fo
+from functional_optim.solvers import compiled
+
+
+def valley(x: Tensor, a: Tensor) -> Tensor:
+    return rosenbrock(x * a) + (x - a).square().sum()
+
+
+def equations(x: Tensor, a: Tensor) -> Tensor:
+    return torch.func.grad(valley)(x, a)
+
+
+def solved(method: str, x0: Tensor, a: Tensor, **how: Any) -> Any:
+    if method in ("newton", "broyden"):
+        return fo.root(equations, x0, (a,), method=method, batched=True, **how)
+    return fo.minimize(valley, x0, (a,), method=method, bounds=(-1.5, 0.8), batched=True, **how)
+
+
+@pytest.mark.parametrize("method", ["l-bfgs-b", "ssbroyden", "newton-cg", "newton", "broyden"])
+def test_one_graph_evaluates_any_number_of_problems(method, fresh_dynamo, monkeypatch):
+    graphs = []
+    compile = torch.compile
+
+    def counted(fn, **how):
+        how.pop("options", None)
+
+        def record(graph, example):
+            graphs.append(graph)
+            return graph.forward
+
+        return compile(fn, **how, backend=record)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(compiled, "BLOCK", 64)
+    compiled._steps.clear()
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.rand(150, 5, dtype=torch.float64, generator=generator) * 2 - 1.3
+    a = torch.rand(150, 5, dtype=torch.float64, generator=generator) + 0.5
+    a[7] = torch.nan
+    eager = solved(method, x0, a)
+    assert not graphs
+    found = solved(method, x0, a, compile=True)
+    assert len(graphs) == 1
+    assert int(found.status[7]) == -1
+    assert torch.equal(found.success, eager.success)
+    good = eager.success
+    value = valley if method not in ("newton", "broyden") else lambda x, a: x.sum()
+    f = [torch.vmap(value)(r.x[good], a[good]) for r in (found, eager)]
+    assert torch.allclose(*f, rtol=1e-6)
+    order = torch.randperm(150, generator=generator)
+    mixed = solved(method, x0[order], a[order], compile=True)
+    assert torch.equal(mixed.x, found.x[order])
+    few = solved(method, x0[20:30], a[20:30], compile=True)
+    assert torch.equal(few.x, found.x[20:30])
+    assert len(graphs) == 1
+    compiled._steps.clear()
+
+
+def test_one_problem_is_not_compiled():
+    x0 = torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="pass batched=True"):
+        fo.minimize(rosenbrock, x0, compile=True)
+    with pytest.raises(ValueError, match="pass batched=True"):
+        fo.root(lambda x: x - 1, x0, compile=True)
