@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.core import modes
 from functional_optim.solvers import loop
 from functional_optim.solvers.problems import Problem
 
@@ -36,10 +37,13 @@ def compiled_step(rules: loop.Rules, problem: Problem) -> loop.Step:
 
 def in_blocks(key: Any, evaluate: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
     """An evaluation of points (B, n) and what they have of their own as a graph for `BLOCK` of
-    them, called as often as it takes. key: what a graph is kept by."""
+    them, called as often as it takes. key: what a graph is kept by. Inside of a transform of
+    torch.func, which knows no graphs, it runs eagerly."""
     graph = _kept(key, evaluate)
 
     def whole(x: Tensor, own: Any) -> Any:
+        if modes.transformed():
+            return evaluate(x, own)
         count = len(x)
         more = -count % BLOCK
         x, own = tree.map(lambda a: torch.cat([a, a[:1].expand(more, *a.shape[1:])]), (x, own))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, slots
 from functional_optim.solvers.compiled import compiled_step
@@ -137,7 +138,8 @@ def least_squares(
             share belongs into fun's closure. fun runs under torch.vmap. Bounds may be those of all
             problems or have that dimension, too.
         compile: compile a step with torch.compile, for thousands of problems (`batched` only). The
-            compiled step is kept for the same fun.
+            compiled step is kept for the same fun. Inside of torch.func's transforms it runs
+            eagerly.
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Parameters at a
             bound, and problems that have not converged, are constant.
@@ -236,7 +238,7 @@ def _run(
 
     see = watch.see if watch.used else None
     with torch.no_grad():
-        if compile:
+        if compile and not modes.transformed():
             most = max(slots.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
             step = compiled_step(rules, problem)
             return slots.run(begin, step, x, data, most, fixed=True, alone=False, see=see)

@@ -123,8 +123,8 @@ def minimize(
             problems or have that dimension, too.
         compile: compile fun and its gradient with torch.compile (`batched` only). It pays off for
             functions of many operations, if the same fun is used many times: the first call takes
-            ten seconds or more, and the graph is kept for the same fun. The products of "newton-cg"
-            run eagerly.
+            ten seconds or more, and the graph is kept for the same fun. Products of "newton-cg",
+            and all inside of torch.func's transforms, run eagerly.
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Parameters at a
             bound, and problems that have not converged, are constant.

@@ -105,7 +105,8 @@ def root(
             share belongs into fun's closure. fun runs under torch.vmap.
         compile: compile fun and its Jacobian, for "lm" whole steps, with torch.compile (`batched`
             only). It pays off for functions of many operations, if the same fun is used many times:
-            the first call takes ten seconds or more, and the graph is kept for the same fun.
+            the first call takes ten seconds or more, and the graph is kept for the same fun. Inside
+            of torch.func's transforms it runs eagerly.
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Problems that have
             not converged are constant.

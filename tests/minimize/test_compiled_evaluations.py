@@ -67,6 +67,33 @@ def test_one_graph_evaluates_any_number_of_problems(method, fresh_dynamo, monkey
     compiled._steps.clear()
 
 
+def test_inside_of_transforms_all_runs_eagerly(monkeypatch):
+    def refused(fn, **how):
+        def graph(*args):
+            raise AssertionError("a graph was called")
+
+        return graph
+
+    monkeypatch.setattr(torch, "compile", refused)
+    compiled._steps.clear()
+    x0, a = torch.ones(3, 2, dtype=torch.float64), torch.full((3, 2), 2.0, dtype=torch.float64)
+    solvers = [
+        lambda a, **how: fo.minimize(lambda x, a: ((x - a) ** 2).sum(), x0, (a,), **how),
+        lambda a, **how: fo.root(lambda x, a: x**2 - a, x0, (a,), **how),
+        lambda a, **how: fo.least_squares(lambda x, a: x**2 - a, x0, (a,), **how),
+    ]
+    for solver in solvers:
+        plain, graph = [
+            torch.func.jacrev(lambda a, s=solver, c=c: s(a, batched=True, compile=c).x)(a)
+            for c in (False, True)
+        ]
+        assert torch.equal(plain, graph)
+        assert plain.any()
+        with pytest.raises(AssertionError, match="a graph was called"):
+            solver(a, batched=True, compile=True)
+    compiled._steps.clear()
+
+
 def test_one_problem_is_not_compiled():
     x0 = torch.zeros(2, dtype=torch.float64)
     with pytest.raises(ValueError, match="pass batched=True"):
