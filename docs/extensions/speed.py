@@ -96,8 +96,8 @@ def measured() -> list[Speed]:
 
 def times(cell: list[str], rival: str) -> tuple[str, str, float]:
     """Ours, theirs with its name, and the ratio; of the minima where there are medians."""
-    ours, theirs = cell[-6:-4] if len(cell) > 4 else cell[1:3]
-    ratio = cell[-4] if len(cell) > 4 else cell[3]
+    ours, theirs = cell[-6:-4] if len(cell) > 5 else cell[1:3]
+    ratio = cell[-4] if len(cell) > 5 else cell[3]
     first = re.compile(r"[\d.,]+ \S+?(?=,? |,|$)")
     mine, other = first.match(ours), first.match(theirs)
     if mine is None or other is None:
