@@ -31,7 +31,7 @@ Args:
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
         compiled.
     stored: storage format of slots, as in :class:`Optimizer`; None (the default): full
-    precision.{capturable}
+        precision.{capturable}
 
     The other arguments are those of :func:`functional_optim.{name}`, with its defaults. They become
     the entries of the parameter groups, and a group may override them.

@@ -23,15 +23,15 @@ class Measure(NamedTuple):
     """A measurement.
 
     part: from a tensor to a 0-dim tensor, or a tuple of some; they are summed over the tree. It
-    must be a sum of a function of single elements: a tensor may be passed flattened, and in pieces.
-    Use tensor operations only, as in the rules of `leafwise`. Half types are passed as float32,
-    complex tensors as real pairs.
+        must be a sum of a function of single elements: a tensor may be passed flattened, and in
+        pieces. Use tensor operations only, as in the rules of `leafwise`. Half types are passed as
+        float32, complex tensors as real pairs.
     finish: from the sums, floats or 0-dim float64 tensors, to the scalar; use
-    `functional_optim.numeric`. Default: the single sum.
+        `functional_optim.numeric`. Default: the single sum.
     of: the names of the tensors that `part` takes, in this order: "gradients", "updates", "params".
         Default: one tensor, which `monitor` selects.
     steps: the number of steps to average over, ≥ 1; see `averaged`. Default: 1, the value of the
-    last step.
+        last step.
 
     Example::
 

@@ -30,13 +30,12 @@ class GradientFree(OptimizerBase):
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
             `requires_grad` may be False, dtypes and devices may differ. All groups are searched as
-        one tree and must have the same hyperparameters.
+            one tree and must have the same hyperparameters.
         method: a function of `fo.search` or `fo.estimators`, such as `fo.search.cma_es`, whose
             hyperparameters are passed as keywords, or the result of such a function. All except
             `forward_gradient`, which needs derivatives.
         tx: for estimators, and for `openai_es` and `pgpe`, the transformation of the gradients: a
-            function from hyperparameters to one, such as `fo.adam`, or a
-                transformation.
+            function from hyperparameters to one, such as `fo.adam`, or a transformation.
         seed: of all random numbers, an integer. Default 0.
         hyperparameters: values for the parameters of `method` and `tx`; those with a default are
             optional. They become entries of the parameter groups, so LR schedulers find

@@ -63,11 +63,11 @@ def master_weights(
     parameter is w rounded, and a slot stores the difference:
 
     * `"split16"`: the other 16 bits of a float32, 2 bytes. This is lossless: given the same
-    gradients, the weights are bitwise those of float32 parameters.
+      gradients, the weights are bitwise those of float32 parameters.
     * `"split8"`: 8 of them, 1 byte; the last 8 are rounded stochastically.
     * `"kahan"`: w - p as another bfloat16, 2 bytes.
     * `"stochastic"`: nothing. The parameter is w rounded stochastically, so that small updates
-    count in the mean.
+      count in the mean.
 
     Random numbers are a function of seed, step and place in the parameter. Parameters of other
     dtypes are unaffected. Gradients are not cast; float32 gradients are accepted.

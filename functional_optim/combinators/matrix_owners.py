@@ -24,10 +24,10 @@ def matrix_owners(
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
         owners: "each": every process computes all matrices, as without `matrix_owners`; DTensors
             are gathered in all of them. "spread": each matrix has one owner, the same in every step
-        with the same gradients; the most expensive matrices are assigned first, each to the process
-        with the least work. The shards of a DTensor are sent to the owner, and the shards of its
-        result back, in one all_to_all each; results for plain tensors are sent to all, in one
-        all_gather.
+            with the same gradients; the most expensive matrices are assigned first, each to the
+            process with the least work. The shards of a DTensor are sent to the owner, and the
+            shards of its result back, in one all_to_all each; results for plain tensors are sent to
+            all, in one all_gather.
         group: a `torch.distributed` process group whose processes have the same plain tensors
             (DDP);
             None: the default group. DTensors (fully_shard, tensor parallelism) have their groups.

@@ -61,11 +61,11 @@ def offload(
     """Store the slots of a transformation in host memory or in files.
 
     * `to="cpu"`: in host memory, for parameters on another device. A step moves the slots of one
-    parameter to the device, and the new slots back, before the next parameter's.
+      parameter to the device, and the new slots back, before the next parameter's.
     * `to` is a folder: in memory-mapped files, for parameters on the CPU and state that is larger
-    than memory. Kernels read and write them like all tensors; the operating system moves pages from
-    and to the disk. The files have no names, so nothing remains when the process ends. Save a state
-    dict to keep a state.
+      than memory. Kernels read and write them like all tensors; the operating system moves pages
+      from and to the disk. The files have no names, so nothing remains when the process ends. Save
+      a state dict to keep a state.
 
     `fo.compile` and optimizer objects step such slots in place. The pure `update` returns new
     slots: in host memory, or, for files, as ordinary tensors. So does a deep copy. A forked process

@@ -76,8 +76,8 @@ def stored(
     elements at a time, so a whole slot is never in float32.
 
     * `"int8"`, `"int4"`: the first bits of 1 + |x| / s, where s is the scale of a block: 16 codes
-    per octave (int4: 2). Slots that are never negative, such as second moments, have no sign, and
-    positive values are never stored as 0: m / (√0 + ε) would be unbounded.
+      per octave (int4: 2). Slots that are never negative, such as second moments, have no sign, and
+      positive values are never stored as 0: m / (√0 + ε) would be unbounded.
     * `"float8_e4m3fn"`, `"float8_e5m2"`: torch's dtypes, scaled by block.
     * `"bfloat16"`: the first 16 bits, without blocks, in the shape of the parameter.
 

@@ -62,25 +62,25 @@ class Basis(Made, BasisFunctions):
 
     * name: for messages.
     * slots: the names of the tensors that `init(p)` returns, in this order; None for a slot that
-    this parameter does not need. These are fields of the slots `x` that the other functions
-    receive. The state stores those of the third and later dimensions, such as `third_basis`, in the
-    slot of the second, `right_basis`.
+      this parameter does not need. These are fields of the slots `x` that the other functions
+      receive. The state stores those of the third and later dimensions, such as `third_basis`, in
+      the slot of the second, `right_basis`.
     * hyper: its hyperparameters by name; one of them is `precondition_frequency`.
     * scalars: `scalars(t, **hyper)` returns the scalars `s` of step t, a tuple.
     * sides: `sides(x)` are the matrices Q_L and Q_R, whose columns are the basis, and one for each
       further dimension; None for the identity. Missing ones are identities, too.
     * first: `first(G, x, s)` returns x after the first gradient.
     * observe: `observe(G, half, seen, x, s)` returns x after a later gradient G, with half = Q_Lᵀ G
-    and seen = Q_Lᵀ G Q_R.
+      and seen = Q_Lᵀ G Q_R.
     * renew: `renew(x, s)` returns x with new sides, and for each side the order in which its
-    columns continue the old ones; None if the order is unchanged.
+      columns continue the old ones; None if the order is unchanged.
     * weigh: `weigh(u, x, s)` is applied to the update in the basis.
     * turns: the number of steps over which renewals are staggered; None: all in one step.
     * made_first: the names of slots that are zeros until `first` has computed them, so that a
-    matrix whose first gradient comes in a later step is initialized then; without any, only step 1
-    initializes.
+      matrix whose first gradient comes in a later step is initialized then; without any, only step
+      1 initializes.
     * view: the default view of a parameter, which `as_matrix` replaces. Default: kernels of
-    convolutions as matrices.
+      convolutions as matrices.
 
     Example::
 

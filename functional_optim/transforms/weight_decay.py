@@ -25,9 +25,9 @@ def add_decayed_weights(
 
     * before the adaptive transform it is L2 regularization (torch.optim.Adam's weight_decay);
     * between that and `scale_by_lr` it is decoupled from the gradient, not from the learning rate:
-    a step subtracts `lr * weight_decay` of each weight (torch.optim.AdamW's);
+      a step subtracts `lr * weight_decay` of each weight (torch.optim.AdamW's);
     * after `scale_by_lr`, with `independent=True`, a step subtracts `weight_decay` of each weight,
-    independently of the learning rate;
+      independently of the learning rate;
     * there, with a schedule proportional to the learning rate's, a step subtracts `weight_decay *
       lr / peak` of each weight: `add_decayed_weights(lambda count: 0.1 * lr(count) / peak,
       independent=True)`.

@@ -53,11 +53,11 @@ def find_lr(
     Args:
         loss_fn: `loss_fn(params, *batch)` returns the loss, a real 0-dim tensor, as for
             `compile_train_step`. For a module, call it by `torch.func.functional_call`. It must not
-        modify anything: see the error below for batch norm.
+            modify anything: see the error below for batch norm.
         tx_factory: from the value to a transformation, such as `fo.adamw`, or `lambda lr:
             fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr))`. The value may be any
-        hyperparameter: a decay, a momentum, the peak of a schedule. It is passed as a 0-dim float64
-        tensor that vmap maps over.
+            hyperparameter: a decay, a momentum, the peak of a schedule. It is passed as a 0-dim
+            float64 tensor that vmap maps over.
         params: a pytree of tensors, such as `dict(model.named_parameters())`. It is not modified.
         batches: an iterable, such as a list or a DataLoader. Tensors in a tuple or a list are the
             arguments of loss_fn after the parameters; anything else is one argument. The first
