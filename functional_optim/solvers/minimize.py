@@ -175,6 +175,7 @@ def minimize(
     args = args if isinstance(args, tuple) else (args,)
     check_compile(compile=compile, batched=batched)
     _check_numbers(gtol=gtol, ftol=ftol, maxiter=maxiter, max_nfev=max_nfev)
+    _check_pairs(x0, bounds)
     taken = solver_input("minimize", fun, x0, args, bounds, batched=batched)
     flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others
     known = _chosen(method)
@@ -300,3 +301,14 @@ def _check_numbers(*, gtol: float, ftol: float, maxiter: int | None, max_nfev: i
     for name, value in (("maxiter", maxiter), ("max_nfev", max_nfev)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be 1 or more, but got {value}.")
+
+
+def _check_pairs(x0: Any, bounds: Any) -> None:
+    """Raise ValueError for a pair of bounds for each variable, which scipy's minimize takes: for
+    two variables it would be read as lower and upper bounds."""
+    listed = isinstance(bounds, (tuple, list)) and any(isinstance(x, (tuple, list)) for x in bounds)
+    if isinstance(x0, Tensor) and listed:
+        raise ValueError(
+            "minimize takes bounds as (lower, upper), each None, a number or a tensor like x0, but "
+            "got a list; scipy's pairs become this by bounds=tuple(torch.tensor(pairs).T)."
+        )
