@@ -132,7 +132,7 @@ def adam_mini(
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
         blocks: the blocks that share a second moment, by patterns of paths; the first matching
-            pattern counts: "row", "tensor", "element" (which is Adam), or the number of equal
+            pattern counts: "row", "tensor", "entry" (which is Adam), or the number of equal
             parts. **Pass the number of heads for projections of queries and keys**, e.g.
             `{"*.q_proj.weight": 32, "*.k_proj.weight": 8}`. Default: rows for matrices and kernels;
             vectors and scalars are one block, or elements if their name ends in "bias".
