@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
 from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
+from functional_optim.adapters.joint import JointOptimizer
 from functional_optim.adapters.stepping.loss import unscale
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
@@ -325,9 +326,10 @@ def _check_optimizer(optimizer: Any) -> None:
         )
     if isinstance(optimizer, FaultTolerantOptimizer):
         raise TypeError("this optimizer is already fault tolerant; pass its inner optimizer.")
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if isinstance(optimizer, (torch.optim.LBFGS, JointOptimizer)):
         raise TypeError(
-            "L-BFGS cannot be fault tolerant here: it evaluates its closure at several trial "
-            "points, and has moved the parameters long before the group could vote; use "
-            "fo.replicas.Replica with a transformation, or an optimizer that needs one gradient."
+            f"{type(optimizer).__name__} cannot be fault tolerant here: it evaluates its closure "
+            "at several trial points, and has moved the parameters long before the group could "
+            "vote; use fo.replicas.Replica with a transformation, or an optimizer that needs one "
+            "gradient."
         )

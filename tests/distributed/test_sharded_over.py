@@ -161,7 +161,10 @@ def gradient_of_a_norm(mesh):
 def train_lbfgs(search, way=None, mesh=None):
     """Inner products are of the whole model, and all processes take one way. No way: alone."""
     model = new_model() if way is None else wrapped(way, mesh, new_model())
-    opt = adapters.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
+    if search == "ssbroyden":
+        opt = adapters.SSBroyden(model.parameters(), max_iter=4)
+    else:
+        opt = adapters.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
     for x in batches(2) if way is None else part_of(way, batches(2)):
 
         def closure(x=x):
@@ -296,7 +299,7 @@ def parts(mesh, folder) -> dict[str, Any]:
     }
     found["part-gradient"] = lambda: gradient_of_a_norm(mesh)
     for way in ("ddp", "fsdp2", "tp"):
-        for search in (None, "strong_wolfe"):
+        for search in (None, "strong_wolfe", "ssbroyden"):
             found[f"lbfgs-{way}-{search}"] = functools.partial(train_lbfgs, search, way, mesh)
     for shape in ((1, 2), (2, 1)):
         found[f"mesh-{shape}"] = functools.partial(train_on_two_dimensions, shape)
@@ -331,7 +334,7 @@ def test_a_gradient_flows_through_the_sum(both):
         assert_close(mine, whole[name].grad, 1e-10)
 
 
-@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("search", [None, "strong_wolfe", "ssbroyden"])
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "tp"])
 def test_lbfgs_goes_where_one_process_goes(way, search, both):
     for mine in results(both, f"lbfgs-{way}-{search}"):
