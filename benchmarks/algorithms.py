@@ -27,8 +27,8 @@ MARGIN, LEAST = 1.15, 0.5
 """A step may take this many times what its words are of AdamW's; less than `LEAST` of AdamW's time
 is never asked for."""
 
-ELSEWHERE = ("lbfgs", "dpsgd")
-"""Rows of its own, and gradients of single examples, which no workload has."""
+ELSEWHERE = ("dpsgd",)
+"""Gradients of single examples, which no workload has."""
 
 
 def stepping(name: str, params: list[Tensor]) -> Step:
@@ -40,14 +40,14 @@ def stepping(name: str, params: list[Tensor]) -> Step:
 
 
 def measured() -> list[str]:
-    """All that need no arguments, but those of matrices and those that read residuals."""
+    """All that need no arguments, but those of matrices, and those that evaluate functions."""
     found = [name for name, page in pages().items() if page["group"] != "Matrices"]
     arguments = {name: inspect.signature(getattr(fo, name)).parameters.values() for name in found}
     return [
         name
         for name in found
         if name not in ELSEWHERE and all(x.default is not x.empty for x in arguments[name])
-        if "residual_fn" not in getattr(fo, name)().extra
+        if not {"residual_fn", "value_and_grad"} & {*getattr(fo, name)().extra}
     ]
 
 
