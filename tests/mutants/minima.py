@@ -53,11 +53,11 @@ MUTANTS = [
     ),
     *of(
         "descent",
-        "test_side_by_side.py -k 'neighbours or derivatives'",
+        "test_side_by_side.py -k 'slots or derivatives or each_problem'",
         (
             "a finished problem moves on",
-            "trial = torch.where(running.unsqueeze(-1), trial, s.at.x)",
-            "pass",
+            "over = running & (verdict.over | spent)",
+            "over = verdict.over | spent",
         ),
         ("pairs without curvature are learned", "useful = moved & (", "useful = moved | ("),
     ),
