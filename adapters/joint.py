@@ -1,4 +1,4 @@
-"""What optimizer objects share that step all parameter groups together."""
+"""The base class of optimizer objects that step all parameter groups together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from functional_optim.kernels.interrupts import held
 
 
 class JointOptimizer(OptimizerBase):
-    """An optimizer object of a transformation that looks at all parameters at once.
+    """An optimizer object of a transformation that needs all parameters at once.
 
-    All groups have the same hyperparameters. Parameters that do not require gradients stay. The
-    state is kept with the first parameter that moves.
+    All groups have the same hyperparameters. Parameters that do not require gradients do not
+    change. The state is stored with the first trainable parameter.
     """
 
     keeps_trees = False
@@ -27,7 +27,7 @@ class JointOptimizer(OptimizerBase):
         super().__init__(params, hyper)
 
     def _moving(self) -> list[Tensor]:
-        """The parameters that are stepped."""
+        """The trainable parameters."""
         every = [p for group in self.param_groups for p in group["params"]]
         return [p for p in every if p.requires_grad]
 
@@ -38,18 +38,19 @@ class JointOptimizer(OptimizerBase):
             if any(group[name] != first[name] for group in others):
                 raise ValueError(
                     f"{type(self).__name__} steps all groups together, but they have different "
-                    f"{name}: {[group[name] for group in self.param_groups]}; give all of them one."
+                    f"{name}: {[group[name] for group in self.param_groups]}; use one value for "
+                    "all."
                 )
         return first
 
     def _known(self, tx: base.GradientTransformation, values: list[Tensor], first: Tensor) -> Any:
-        """The state so far; what is missing is as init makes it."""
+        """The state; missing entries come from `init`."""
         old = self.state.get(first) or {}
         fresh = tx.init(values)
         return type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
 
     def _finish(self, moving: list[Tensor], new: list[Tensor], state: Any) -> None:
-        """Write parameters and state, both or none."""
+        """Write parameters and state, atomically."""
 
         def finish() -> None:
             for p, value in zip(moving, new, strict=True):

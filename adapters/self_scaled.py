@@ -23,7 +23,7 @@ NAMES = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change")
 
 
 class SelfScaled(JointOptimizer):
-    """What `SSBFGS` and `SSBroyden` share."""
+    """The base class of `SSBFGS` and `SSBroyden`."""
 
     def __init__(
         self, params: ParamsT, max_iter: int = 20, max_eval: int | None = None,
@@ -46,7 +46,7 @@ class SelfScaled(JointOptimizer):
             TypeError: without a closure.
             RuntimeError: if no parameter requires gradients.
             ValueError: if the loss or a gradient is not finite, groups have different
-                hyperparameters, or parameters are a process's part of a model.
+                hyperparameters, or parameters are flattened shards.
 
         A step that raises has changed nothing.
         """
@@ -93,7 +93,7 @@ class SelfScaled(JointOptimizer):
         return loss
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
-        """Raise ValueError if what was loaded does not fit."""
+        """Raise ValueError if the loaded state does not match."""
         super().check_loaded(given, before)
         moving = self._moving()
         kept = (self.state.get(moving[0]) or {}) if moving else {}
@@ -114,18 +114,18 @@ class SSBFGS(SelfScaled):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
-            Those that do not require gradients stay.
+            Those that do not require gradients do not change.
         max_iter: iterations in one step, ≥ 1. Default 20, torch's for LBFGS.
         max_eval: no iteration begins after so many evaluations in one step, ≥ 1. Default 1.25
             max_iter.
         tolerance_grad: end a step when no element of the gradient is larger, ≥ 0.
-        tolerance_change: end a step when the loss decreases by less than this share of max(|loss|,
-            1), ≥ 0.
+        tolerance_change: end a step when the loss decreases by less than this value times
+            max(|loss|, 1), ≥ 0.
 
-    State, with the first parameter that moves: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
+    State, of the first trainable parameter: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
 
     Raises:
-        ValueError: for numbers out of their ranges.
+        ValueError: for values out of range.
 
     Example::
 
@@ -153,16 +153,16 @@ class SSBroyden(SelfScaled):
     """`functional_optim.ssbroyden` as an optimizer object.
 
     Args:
-        params: those of :class:`SSBFGS`, as are the others.
+        params: see :class:`SSBFGS`.
         max_iter: see there.
         max_eval: see there.
         tolerance_grad: see there.
         tolerance_change: see there.
 
-    State, with the first parameter that moves: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
+    State, of the first trainable parameter: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
 
     Raises:
-        ValueError: for numbers out of their ranges.
+        ValueError: for values out of range.
 
     Example::
 

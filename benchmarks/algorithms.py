@@ -1,4 +1,4 @@
-"""A step of every algorithm beside torch's fused AdamW, and beside the memory that it must move."""
+"""A step of every algorithm, compared with torch's fused AdamW and the memory that it must move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARGIN, LEAST = 1.15, 0.5
 is never asked for."""
 
 ELSEWHERE = ("dpsgd",)
-"""Gradients of single examples, which no workload has."""
+"""Algorithms with per-example gradients, which no workload has."""
 
 
 def stepping(name: str, params: list[Tensor]) -> Step:

@@ -21,7 +21,7 @@ EFFORT = Effort(seconds=10.0)
 
 
 def steps_of(workload: str, backend: Any, quick: bool) -> Any:
-    """A step of AdamW over trees of its own, to be called without arguments."""
+    """A step of AdamW over new trees, to be called without arguments."""
     import functional_optim as fo
 
     found = WORKLOADS[workload].parameters(quick=quick)
@@ -41,7 +41,7 @@ def first(workload: str, backend: str, quick: bool) -> dict[str, Any]:
 
 
 def steady(workload: str, effort: dict[str, Any]) -> dict[str, Any]:
-    """The samples of steps of both, in turns."""
+    """The samples of steps of both, alternately."""
     from pairs import race
 
     sides = [steps_of(workload, backend, effort["quick"]) for backend in ("torch", "kernels")]
@@ -71,7 +71,7 @@ def steady_steps(workload: str, effort: Effort) -> Measured:
 
 
 def rows() -> list[Row]:
-    """What `fo.compile(tx, backend="torch")` costs, beside the default."""
+    """The times of `fo.compile(tx, backend="torch")`, compared with the default."""
     what = 'fo.compile(adamw, backend="torch")'
     return [
         row

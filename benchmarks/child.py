@@ -144,7 +144,7 @@ def train_compile(side: str, quick: bool, layers: int | None = None) -> dict[str
 
 
 def train_steps(side: str, effort: dict[str, Any]) -> dict[str, Any]:
-    """The samples of a train step and torch's, in turns."""
+    """The samples of a train step and torch's, alternately."""
     from pairs import race
     from rows import Effort
     from train import SIDES, batch, model_of
@@ -168,7 +168,7 @@ def train_memory(side: str, quick: bool) -> dict[str, Any]:
 
 
 def peer(name: str, workload: str, effort: dict[str, Any]) -> dict[str, Any]:
-    """The samples of our step and another library's, in turns."""
+    """The samples of our step and another library's, alternately."""
     from peers import compare
     from rows import Effort
 
@@ -191,14 +191,14 @@ def backend_first(**arguments: Any) -> dict[str, Any]:
 
 
 def backend_steady(**arguments: Any) -> dict[str, Any]:
-    """The samples of compiled steps of both backends, in turns."""
+    """The samples of compiled steps of both backends, alternately."""
     from backends import steady
 
     return steady(**arguments)
 
 
 def sharded(**arguments: Any) -> dict[str, Any]:
-    """The samples of one of several processes that step their shards in turns."""
+    """The samples of one of several processes that step their shards alternately."""
     from sharded import turns
 
     return turns(**arguments)

@@ -23,7 +23,7 @@ PATIENCE = 1200
 def environment(folder: str) -> dict[str, str]:
     """The environment of a process that keeps everything in a folder.
 
-    Bytecode is written beside the sources, as torch's was when it was installed.
+    Bytecode is written next to the sources, as torch's was when it was installed.
     """
     here = {
         "TMPDIR": folder,
@@ -103,7 +103,7 @@ def import_time(effort: Effort) -> Measured:
 
 
 def first_step(kind: str, kept: bool, effort: Effort) -> Measured:
-    """Import to first step, beside torch.optim.AdamW in the same way.
+    """Import to first step, compared with torch.optim.AdamW.
 
     kept: in a second process, which finds the kernels of the first.
     """
@@ -115,7 +115,7 @@ def first_step(kind: str, kept: bool, effort: Effort) -> Measured:
             mine = partial(run, "first_step", folder) if kept else partial(fresh, "first_step")
             ours.append(mine(kind=kind)["seconds"])
             theirs.append(seconds("first_step", kind="torch"))
-    return Measured(ours, theirs, "torch.optim.AdamW, likewise")
+    return Measured(ours, theirs, "torch.optim.AdamW, same")
 
 
 def new_kernels(which: str, effort: Effort) -> Measured:
@@ -139,7 +139,7 @@ def peak_memory(kept: bool, effort: Effort) -> Measured:
 
 
 def rows() -> list[Row]:
-    """All that needs processes of its own."""
+    """The rows that need separate processes."""
     gpt, mlp = GPT.words, MLP.words
     sixty = "60 million parameters"
     return [

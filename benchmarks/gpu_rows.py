@@ -1,4 +1,5 @@
-"""What needs a CUDA device; each row runs in a process of its own, so that it can break nothing."""
+"""Rows that need a CUDA device; each runs in a separate process, so that it cannot affect
+others."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ BYTES = {"held": 16, "moved": 28}
 def large(quick: bool) -> list[Tensor]:
     """A billion parameters with gradients, or as many as fill two fifths of the free memory.
 
-    Two optimizers step them in turns, and both need slots.
+    Two optimizers step them alternately, and both need slots.
     """
     free, _ = torch.cuda.mem_get_info()
     count = 10**6 if quick else min(BILLION, int(0.4 * free / BYTES["held"]))

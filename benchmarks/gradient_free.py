@@ -9,8 +9,8 @@ candidate after another, and against what one would write by hand: torch's gener
 counter-based one, the same loop, ranks, Adam. Batches are small so that the loop's own cost counts;
 with larger ones both sides wait for the same matrix products.
 
-The other rows are the costs of asking and telling alone, in ten dimensions, beside pycma and
-nevergrad; the functions that are searched cost nothing.
+The other rows are the times of ask and tell alone, in ten dimensions, compared with pycma and
+nevergrad; evaluating the functions is not timed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def hand(task: Task) -> Callable[[], Any]:
 
 
 def generation(loop: str, effort: Effort) -> Measured:
-    """Our generation and a loop over candidates, in turns."""
+    """Our generation and a loop over candidates, alternately."""
     task = Task(effort.quick)
     rival = {"functions": functions, "hand": hand}[loop]
     return race(compiled(task), {LOOPS[loop]: rival(task)}, effort)

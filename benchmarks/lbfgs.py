@@ -73,7 +73,7 @@ def loop(options: dict[str, Any], starts: Tensor) -> Tensor:
 
 
 def compare(history_size: int, compiled: bool, problems: int, effort: Effort) -> Measured:
-    """Ours and the loop, in turns."""
+    """Ours and the loop, alternately."""
     dimensions = 10
     if effort.quick:
         dimensions, problems, history_size = 3, 2, 3

@@ -18,7 +18,7 @@ BUSY = "while True: sum(range(100_000))"
 
 @contextmanager
 def neighbours() -> Iterator[None]:
-    """Inside, as many programs as torch has threads compute beside this one."""
+    """Inside, as many other programs as torch has threads compute at the same time."""
     running = [
         subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(torch.get_num_threads())
     ]
@@ -38,7 +38,7 @@ def beside(run: Callable[[Effort], Measured], effort: Effort) -> Measured:
 
 def rows() -> list[Row]:
     """AdamW: one parallel region a step against one for each tensor."""
-    what = "AdamW, beside a busy program on each core"
+    what = "AdamW, with a busy program on each core"
     found: list[tuple[Workload, tuple[float, ...]]] = [(MLP, ()), (GPT, (1.0,)), (BIG, (1.0,))]
     return [
         Row(

@@ -1,4 +1,4 @@
-"""Optimizers of matrices: ours beside torch's parts, and how even their steps are."""
+"""Matrix optimizers: ours compared with torch's parts, and how much the times of steps vary."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def flat(name: str) -> dict[str, Build]:
 
 
 def rows() -> list[Row]:
-    """Muon with AdamW on the GPT, of SOAP the longest step, stacks beside single parameters,
-    kernels beside the matrices that they can be flattened to, and Dion2 beside Muon."""
+    """Muon with AdamW on the GPT, the longest step of SOAP, stacks compared with single parameters,
+    kernels compared with flattened matrices, and Dion2 compared with Muon."""
     rivals = {"torch: Muon, and AdamW fused": side_by_side}
     even = partial(evenness, SQUARES, spread_soap, matrix_soap)
     what = "Longest step of `soap` over its median step, renewals spread"

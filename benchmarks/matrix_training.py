@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs at the best rate (default 3)")
     parser.add_argument("--size", choices=SIZES, default="full", help="of the model (default full)")
     parser.add_argument("--steps", type=int, help="of each run (default: the size's)")
-    parser.add_argument("--only", help="optimizers beside adamw, separated by commas")
+    parser.add_argument("--only", help="optimizers besides adamw, separated by commas")
     flags = parser.parse_args(argv)
     size = SIZES[flags.size]
     size = replace(size, steps=flags.steps or size.steps)

@@ -93,8 +93,8 @@ def measure(kind: str, rival: str, effort: Effort, *, loading: bool = False) -> 
 
 
 def rows() -> list[Row]:
-    """The growth with packed slots beside that with float32, of int8 beside torch's AdamW, and of
-    int8 where a checkpoint is loaded."""
+    """The growth with packed slots compared with float32, of int8 compared with torch's AdamW, and
+    of int8 while a checkpoint is loaded."""
     found = [(f"growth-{kind}", kind, "float32") for kind in STORED]
     found += [("growth-float32", "float32", "torch"), ("growth-int8_torch", "int8", "torch")]
     made = [

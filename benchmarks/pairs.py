@@ -49,7 +49,7 @@ def heat(step: Step, wait: Step) -> float:
 
 
 def race(ours: Step, rivals: dict[str, Step], effort: Effort, wait: Step = nothing) -> Measured:
-    """Time ours in turns with each rival, and return the pair with the fastest of them.
+    """Time ours alternately with each rival, and return the pair with the fastest of them.
 
     Each side is warmed up by three calls, the first of which may compile. With `wait` a device is
     waited for before and after each call.

@@ -52,7 +52,7 @@ def torchopt(params: list[Tensor]) -> Step:
 
 
 def heavyball(params: list[Tensor]) -> Step:
-    """HeavyBall's optimizer object, which compiles its steps by itself and keeps the gradients."""
+    """HeavyBall's optimizer object, which compiles its steps internally and keeps the gradients."""
     library = importlib.import_module("heavyball")
     return library.AdamW(params, **OPTIONS, consume_grad=False).step
 
@@ -75,7 +75,8 @@ def eight_bit(library: str, params: list[Tensor]) -> Step:
 
 
 class Peer(NamedTuple):
-    """A library's step beside ours. library: its distribution. needs: what must be installed."""
+    """A library's step to compare with ours. library: its distribution. needs: what must be
+    installed."""
 
     library: str
     needs: tuple[str, ...]
@@ -104,7 +105,7 @@ def of_name(name: str, params: list[Tensor]) -> Step:
 
 
 def matrices(library: str, theirs: Build, name: str, bar: float) -> dict[str, Peer]:
-    """An optimizer of matrices beside ours of a name."""
+    """A matrix optimizer to compare with ours of a name."""
     what = f"`{name}`"
     peer = Peer(library, (library,), what, theirs, partial(of_name, name), (SQUARES,), (bar,))
     return {f"{library}-{name}": peer}
@@ -155,7 +156,7 @@ PEERS: dict[str, Peer] = {
 
 
 def compare(name: str, workload: str, effort: Effort) -> dict[str, Any]:
-    """Ours and a peer's step in turns, in this process."""
+    """Ours and a peer's step alternately, in this process."""
     make, peer = WORKLOADS[workload].parameters, PEERS[name]
     theirs = peer.theirs(make(quick=effort.quick))
     found = race(peer.ours(make(quick=effort.quick)), {name: theirs}, effort)
@@ -163,7 +164,7 @@ def compare(name: str, workload: str, effort: Effort) -> dict[str, Any]:
 
 
 def measure(name: str, workload: str, effort: Effort) -> Measured:
-    """The comparison in a process of its own: some of the libraries change torch's settings."""
+    """The comparison in a separate process: some of the libraries change torch's settings."""
     library, needs, *_ = PEERS[name]
     absent = [x for x in needs if importlib.util.find_spec(x) is None]
     if absent:

@@ -34,7 +34,7 @@ def together(example: Any, lrs: Tensor, x: Tensor, y: Tensor) -> Step:
 
 
 def compiled_loop(example: Any, lrs: Tensor, x: Tensor, y: Tensor) -> Step:
-    """The same step of one member, compiled once for all of them, called for each in turn."""
+    """The same step of one member, compiled once for all of them, called for one after another."""
 
     def one(params: Any, state: Any, lr: Tensor, x: Tensor, y: Tensor) -> Tensor:
         *new, loss = example.member_step(params, state, lr, x, y)
@@ -79,7 +79,7 @@ LOOPS: dict[str, Callable[..., Step]] = {
 
 
 def compare(rival: str, effort: Effort) -> Measured:
-    """All at once and one by one, in turns."""
+    """All at once and one by one, alternately."""
     if importlib.util.find_spec("sklearn") is None:
         raise NotHere("scikit-learn cannot be imported here.")
     example = importlib.import_module("ensemble")

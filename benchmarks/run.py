@@ -98,7 +98,7 @@ def chosen(only: str | None) -> list[Row]:
 def measured(
     rows: list[Row], effort: Effort, console: Console, keep: Callable[[list[Result]], None]
 ) -> list[Result]:
-    """All rows in turn, with their progress; a line for each where the output is no terminal.
+    """All rows, with their progress; a line for each if the output is not a terminal.
 
     keep: called with the results so far after each of them, so that a run may be stopped.
     """

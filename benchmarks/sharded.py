@@ -85,7 +85,7 @@ def together(step: Step) -> float:
 
 
 def turns(name: str, rank: int, meeting: str, repeats: int, quick: bool) -> dict[str, Any]:
-    """The seconds of both steps, taken in turns by all processes together."""
+    """The seconds of both steps, taken alternately by all processes together."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     torch.distributed.init_process_group(
@@ -133,7 +133,8 @@ def measure(name: str, effort: Effort) -> Measured:
 
 
 def rows() -> list[Row]:
-    """AdamW and the composed recipe beside torch's; what gathers or reduces beside itself."""
+    """AdamW and the composed recipe compared with torch's; other rules with their own eager
+    forms."""
     words = {
         "adamw": ("AdamW", 0.7),
         "composed": ("Clip by global norm, AdamW, average: one recipe", 0.5),

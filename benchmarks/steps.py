@@ -198,7 +198,7 @@ def rows() -> list[Row]:
                 "AdamW, a new lr at every step",
                 workload,
                 changing_lr(adapters.AdamW),
-                {"torch, fused, likewise": fused},
+                {"torch, fused, same": fused},
             )
         )
     for workload in (MLP, GPT, BIG, SMALL):
@@ -212,7 +212,7 @@ def rows() -> list[Row]:
     for name, bars in OTHERS.items():
         for workload in (MLP, GPT, BIG):
             found.append(row(name.lower(), name, workload, ours(name), forms(name), bars))
-    rivals = {"torch, fused, likewise": in_groups(lambda x: torch.optim.AdamW(x, fused=True))}
+    rivals = {"torch, fused, same": in_groups(lambda x: torch.optim.AdamW(x, fused=True))}
     for workload in (MLP, GPT):
         groups = in_groups(adapters.AdamW)
         found.append(row("groups", "AdamW in eight groups", workload, groups, rivals))

@@ -64,7 +64,7 @@ def running(step: Callable[..., Any], tx: Any, model: GPT) -> TrainStep:
 
 
 def ours(model: GPT) -> TrainStep:
-    """The loss compiled, and the update by kernels of its own."""
+    """The loss compiled, and the update by our kernels."""
     tx = fo.adamw(1e-3)
     return running(fo.compile_train_step(loss_of(model), tx, strict=True), tx, model)
 

@@ -41,7 +41,7 @@ def compiling_kept(effort: Effort) -> Measured:
 
 
 def steps(side: str, effort: Effort) -> Measured:
-    """Steps in turns."""
+    """Steps alternately."""
     found = fresh("train_steps", side=side, effort=asdict(effort))
     return Measured(found["ours"], found["theirs"], OUTSIDE)
 

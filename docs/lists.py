@@ -1,11 +1,11 @@
 """Writes every list of algorithms: `make lists`.
 
-The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
-said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
-`begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which the
-package has for its errors. The table of files in ARCHITECTURE.md is made of their docstrings, and
-drop_ins.pyi of torch's signatures.
-`--check` writes nothing, and names the files that are not as they would be written.
+The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; their
+descriptions are in the front matter of their pages in docs/algorithms/. Everything between two
+marks `begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which
+the package has for its errors. The table of files in ARCHITECTURE.md is made of their docstrings,
+and drop_ins.pyi of torch's signatures. `--check` writes nothing, and names the files that are not
+as they would be written.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ PAGES = ("*.md", "docs/*.md", "docs/algorithms/*.md", "docs/api/*.rst", "benchma
 CODE = ("functional_optim", "adapters", "benchmarks", "docs", "examples", "notebooks", "release")
 
 WORDS = {
-    r"a card|the card|cards": "a GPU",
+    r"a card|the card": "a GPU",
     r"dear|dearer|dearest": "expensive",
     r"by chance": "stochastically, at random",
     r"to be had": "available",
-    r"there (?:is|are) none": "does not exist, or name the thing",
+    r"(?<!if )there (?:is|are) none": "does not exist, or name the thing",
     r"that there (?:is|are) (?:not|none)": "unknown",
     r"which one for whom": "which … to use",
-    r"stands? (?:in|at|on|beside|behind|there|last)": "is in, is at",
+    r"stands? (?:in|at|on|behind|there|last)": "is in, is at",
     r"given to": "passed to",
     r"(?:is|are|was|were|been|be|gets?) told": "pass, warn, or raise an error",
     r"told (?:to|by|of) ": "passed to",
@@ -44,11 +44,11 @@ WORDS = {
     r"whoever": "name the reader or the code",
     r"in the place of": "instead of",
     r"entr(?:y|ies) of (?:a|an|the|each|every|its|their|one|all) (?:tensor|matrix|vector|"
-    r"parameter|gradient|update|row|column|slot|block|direction)s?": "elements",
+    r"parameter|gradient|update|row|column|slot|block|direction)s?(?! groups)": "elements",
     r"entry by entry": "element by element",
     r"rules? (?:of|over) (?:whole )?(?:matrices|tensors)": "matrix rules, rules with reductions",
     r"(?:of|over) whole trees": "of trees, of all parameters",
-    r"numbers of (?:a|an|the|this|each|one|that) (?:step|rule|recipe|group)": "scalars",
+    r"(?<!random )numbers of (?:a|an|the|this|each|one|that) (?:step|rule|recipe|group)": "scalars",
     r"carried numbers?": "carried scalars",
     r"shall": "must, or a plain verb",
     r"knows no": "does not support, has no",
@@ -98,7 +98,8 @@ def found(path: Path) -> Iterator[str]:
         for match in SEARCHED.finditer(WHITE.sub(" ", text)):
             assert match.lastindex is not None
             words = match.group()
-            skipped = text[: max(text.find(words.split()[0]), 0)].count("\n")
+            place = re.search(r"[\s#]+".join(map(re.escape, words.split())), text)
+            skipped = text[: place.start()].count("\n") if place else 0
             at = f"{path.relative_to(ROOT)}:{line + skipped}"
             yield f"{at}: {words!r}; write: {better[match.lastindex - 1]}"
 

@@ -22,7 +22,7 @@ class Record:
     """What is known of one run.
 
     losses: at each step so far. step_seconds: what each took; the first counts the compiling.
-    optimizer_seconds: the optimizer's part of each, where it can be told. valid_weights and
+    optimizer_seconds: the optimizer's part of each, if it can be measured. valid_weights and
     valid_average: the final losses on the validation text, None before the end of the run.
     """
 
@@ -35,7 +35,7 @@ class Record:
 
 @dataclass
 class Checkpoint:
-    """Everything that a training is made of, between two steps.
+    """The complete state of a training run between two steps.
 
     arguments: what it was started with. records: by run, in the order in which they are made.
     current: the run in progress. state: that run's own state.

@@ -28,7 +28,7 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
     """Save under a name that says "not yet", and give the folder its own name at the end.
 
     Args:
-        folder: where the checkpoints of a run lie, each in a folder of its own.
+        folder: the folder of a run, which has a subfolder for each checkpoint.
         step: names it, with at most eight digits.
         state: what `torch.distributed.checkpoint.save` takes.
         keep: how many of the newest stay, ≥ 1.

@@ -27,7 +27,7 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """The pictures in an order of their own, always the same."""
+    """The pictures, in a fixed shuffled order."""
     pictures, shown = load_digits(return_X_y=True)
     order = torch.randperm(len(shown), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(pictures / 16, dtype=torch.float32)[order]

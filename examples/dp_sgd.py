@@ -24,7 +24,7 @@ MODEL = digits.network()
 
 
 def recipe(lr: float, noise: float, seed: int = 0) -> fo.GradientTransformation:
-    """SGD with momentum; any other transformation may stand behind the aggregate."""
+    """SGD with momentum; any other transformation may follow the aggregate."""
     private = fo.differentially_private_aggregate(CLIP, noise, seed)
     return fo.chain(private, fo.sgd(lr, momentum=0.9))
 

@@ -34,7 +34,7 @@ def start(lrs: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     members = [dict(digits.network(seed).to(dtype).named_parameters()) for seed in range(len(lrs))]
     params = {name: torch.stack([p[name] for p in members]) for name in members[0]}
     state = torch.vmap(lambda params, lr: fo.adamw(lr).init(params))(params, lrs)
-    return params, fo.tree.map(torch.clone, state)  # what vmap expanded gets memory of its own
+    return params, fo.tree.map(torch.clone, state)  # expanded by vmap: copy
 
 
 def member_step(params: Any, state: Any, lr: Tensor, x: Tensor, y: Tensor) -> tuple[Any, Any, Any]:

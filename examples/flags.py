@@ -21,7 +21,7 @@ OUT = Path("out")
 """Where the results go unless --out says otherwise."""
 
 DEFAULTS = {"steps": None, "seed": 0, "device": "cpu", "data": None, "quick": False}
-"""The flags that must stay the same when a training is resumed, and what they are if left out."""
+"""The flags that must stay the same when a run is resumed, and their defaults."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,7 +78,7 @@ def settle(flags: argparse.Namespace, saved: Checkpoint | None) -> dict[str, Any
 
 
 def usable(name: str) -> torch.device:
-    """The device of this name, if a training can run and compile on it."""
+    """The device of this name, if training can run and compile on it."""
     device = None if not re.fullmatch(r"cpu|cuda(:\d+)?", name) else torch.device(name)
     if device is None:
         raise BadInput(f"--device {name} is not known here; use cpu, cuda or cuda:N.")

@@ -1,7 +1,8 @@
-"""One of the two replicas that `fault_tolerant.py` starts: a program of its own, so it can die.
+"""One of the two replicas that `fault_tolerant.py` starts: a separate program, so that it can be
+killed.
 
-It trains a small GPT, and says in a line of JSON that it is ready, and then what became of each
-step. On its input it is told when to begin and when to stop; when its input ends, so does it.
+It trains a small GPT, and prints a line of JSON when it is ready, and one for the result of each
+step. It reads from its input when to begin and when to stop, and exits when its input ends.
 """
 
 from __future__ import annotations

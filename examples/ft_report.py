@@ -169,7 +169,7 @@ def plot(story: Story, path: Path) -> None:
             textcoords="offset points",
             color="crimson",
         )
-    above.legend(title="each on text of its own", loc="center")
+    above.legend(title="each on different text", loc="center")
     for axes in (above, below):
         axes.margins(x=0.01)
         axes.grid(alpha=0.3)

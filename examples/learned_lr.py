@@ -1,4 +1,4 @@
-"""Learning rates and a momentum that are learnt: the gradient of a loss after 20 steps of SGD.
+"""Learned learning rates and momentum: the gradient of a loss after 20 steps of SGD.
 
     python examples/learned_lr.py
 
@@ -31,7 +31,7 @@ def first_numbers(params: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def recipe(numbers: dict[str, Any]) -> fo.GradientTransformation:
-    """SGD with momentum, and a learning rate of its own for each leaf."""
+    """SGD with momentum, and a separate learning rate for each leaf."""
     momentum = numbers["momentum"].sigmoid()
     each = {name: fo.sgd(lr.exp(), momentum) for name, lr in numbers["lr"].items()}
     return fo.partition(each, {name: name for name in each})

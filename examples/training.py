@@ -65,7 +65,8 @@ class Job:
             f"A GPT of {parameters:,} parameters, {self.steps} steps of {self.size.batch} × "
             f"{self.size.shape.context} bytes on {self.device}. Training text: {trains} files, "
             f"{len(text.train):,} bytes; validation: {valids} files, {len(text.valid):,} bytes. "
-            "The functional run's first step compiles forward and backward, and its update beside."
+            "The functional run's first step compiles forward and backward, and at the same time "
+            "its update."
         )
 
 

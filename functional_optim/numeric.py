@@ -205,7 +205,7 @@ def is_zero(x: Any) -> bool:
     Example::
 
         >>> import functional_optim as fo
-        >>> def decay(weight_decay):  # no rule, and no work, where there is none
+        >>> def decay(weight_decay):  # no rule, and no work, if there is none
         ...     none = fo.numeric.is_zero(weight_decay)
         ...     return fo.identity() if none else fo.add_decayed_weights(weight_decay)
         >>> decay(0.0), decay(fo.schedules.linear(0.0, 0.1, 10))

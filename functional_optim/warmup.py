@@ -82,7 +82,7 @@ def warm(
     step = compile(tx, strict=True)
     if not isinstance(step, FusedStep):
         raise TypeError(
-            "only transformations made of one-tensor rules have kernels of their own to keep; this "
+            "only transformations made of one-tensor rules have kernels that can be cached; this "
             "one is compiled whole, by torch.compile, for each model."
         )
     return [_warm(step, tx, dtype) for dtype in dtypes]

@@ -285,7 +285,7 @@ def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
 def _misplaced(x: Any, p: Tensor, beside: bool) -> str | None:
     """Why a slot of the right shape cannot be used for p; None if it can.
 
-    beside: whether it must be sharded like p.
+    
     """
     if not isinstance(x, Tensor):
         return f"is a {described(x)}, but it needs a tensor"

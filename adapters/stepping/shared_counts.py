@@ -40,7 +40,7 @@ Parts: TypeAlias = Sequence[tuple[int, Leafwise]]
 
 
 class Holder(NamedTuple):
-    """A parameter whose state has the numbers of a rule. slots: the keys of that rule's slots."""
+    """A parameter whose state has the scalars of a rule. slots: the keys of that rule's slots."""
 
     p: Tensor
     state: dict[str, Any]

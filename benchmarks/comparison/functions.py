@@ -104,7 +104,7 @@ def kinks(x: Tensor) -> Tensor:
 
 
 def cliff(x: Tensor) -> Tensor:
-    """A gentle slope beside a wall, as the losses of recurrent networks have."""
+    """A gentle slope next to a wall, as the losses of recurrent networks have."""
     return (
         torch.nn.functional.softplus(20 * (x - 1)) / 4 + (x + 1).square() / 2
     ).sum() - cliff_min(len(x))

@@ -209,7 +209,8 @@ def published() -> Comparison:
 
 def write(rows: Store, tasks: Sequence[Task], home: Path) -> None:
     """Draw the pictures and write the blocks. home: the folder of the page; the words are those of
-    the page that is there for all. The pages of algorithms are only written beside that one."""
+    the page that is there for all. The pages of algorithms are written only together with that
+    one."""
     comparison = Comparison(rows, tasks)
     folder = home / "comparison" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)

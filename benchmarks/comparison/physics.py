@@ -88,7 +88,7 @@ def regression() -> Task:
     least = float(objective(fo.apply_updates(best, updates)))
 
     def score(params: Params) -> Tensor:
-        """In float64: what is left is small beside the objective."""
+        """In float64: the remainder is small compared with the objective."""
         return objective({name: p.double() for name, p in params.items()}) - least
 
     return Task(

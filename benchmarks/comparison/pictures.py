@@ -88,7 +88,7 @@ def sensitivity(comparison: Comparison, task: Task, path: Path) -> None:
 
 
 def single(comparison: Comparison, name: str, tasks: Sequence[Task], path: Path) -> None:
-    """One optimizer on all tasks over its learning rate, beside AdamW."""
+    """One optimizer on all tasks over its learning rate, compared with AdamW."""
     shown = [task for task in tasks if (task.name, name) in comparison.cells]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 2.1 * -(-len(shown) // 4)), layout="constrained")

@@ -16,7 +16,7 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Task:
-    """A training problem whose runs can be made side by side by torch.vmap.
+    """A training problem whose runs can be batched by torch.vmap.
 
     init: from a seed to first parameters. loss: of parameters and a batch. batch: from a seed and a
     step to tensors, () if each step sees the same. score: what is reported of parameters, less is

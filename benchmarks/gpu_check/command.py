@@ -30,8 +30,8 @@ STDERR = 2
 """Where progress goes, so that the page can be sent elsewhere."""
 
 CHILD = "--results"
-"""The option by which a process is told to make checks for another one, and to write the results
-to this file, one in a line."""
+"""The option of a child process: it runs checks and writes the results to this file, one per
+line."""
 
 
 def listed(quick: bool) -> list[Check]:
@@ -41,7 +41,7 @@ def listed(quick: bool) -> list[Check]:
 
 
 def chosen(every: Sequence[Check], names: Sequence[str]) -> list[Check]:
-    """The checks of these names, or whose names begin so; all where there are none.
+    """The checks of these names, or whose names begin so; all if there are none.
 
     Raises:
         ValueError: for a name of none.
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status: 1 if a check has failed."""
     parser = argparse.ArgumentParser(
         prog="make gpu",
-        description="Check the optimizers on a card, and write a file of results to send back.",
+        description="Check the optimizers on a GPU, and write a file of results to send back.",
     )
     parser.add_argument("--device", help="such as cuda:0, the default; cpu is a dry run")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="checks or sections")

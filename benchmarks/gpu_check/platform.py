@@ -85,7 +85,7 @@ WARM_UPS = 3
 
 
 class CudaPlatform(Platform):
-    """A card, through torch.cuda."""
+    """A GPU, through torch.cuda."""
 
     captures = True
     timed = True
@@ -145,7 +145,7 @@ class CudaPlatform(Platform):
             and not event.name.startswith(("Memcpy", "Memset"))
         ]
         if not names:
-            raise NotHere("the profiler saw no kernels: may this user read the card's counters?")
+            raise NotHere("the profiler saw no kernels: may this user read the GPU's counters?")
         return names
 
     def captured(self, step: Step) -> Step:

@@ -1,4 +1,4 @@
-"""Checks, what became of them, and how that is told."""
+"""Checks, their results, and the text of these."""
 
 from __future__ import annotations
 

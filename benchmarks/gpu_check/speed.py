@@ -1,4 +1,4 @@
-"""Times and memory of steps, ours and torch's in turns."""
+"""Times and memory of steps, ours and torch's alternately."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def parts(params: list[Tensor]) -> Step:
 
 
 def race(platform: Platform, steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each of some calls, in turns: A B A B. Each is made a few times before."""
+    """Seconds of each of some calls, alternately: A B A B. Each is made a few times before."""
     for step in steps.values():
         for _ in range(3):
             step()
@@ -156,7 +156,7 @@ def against(
     platform: Platform,
     figures: Figures,
 ) -> None:
-    """Our step in turns with torch's, over the same tensors."""
+    """Our step alternately with torch's, over the same tensors."""
     params = tensors(platform)
     figures["parameters"] = sum([p.numel() for p in params])
     times = race(platform, {"ours": build(params), "torch": rival(params)}, rounds)
@@ -166,7 +166,8 @@ def against(
 
 
 def traffic(name: str, rounds: int, platform: Platform, figures: Figures) -> None:
-    """The step of an algorithm in turns with torch's fused AdamW, and the words that it moves."""
+    """The step of an algorithm alternately with torch's fused AdamW, and the words that it
+    moves."""
     params = gpt(platform)
     mine = adapters.Optimizer(params, getattr(fo, name)).step
     times = race(platform, {"ours": mine, "torch": fused(params)}, rounds)

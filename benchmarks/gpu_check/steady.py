@@ -62,7 +62,7 @@ def stepping(opt: Opt) -> Callable[[int], Any]:
 
 
 def new_rates(opt: Opt) -> Callable[[int], Any]:
-    """A learning rate of its own for every step."""
+    """A different learning rate for every step."""
 
     def step(k: int) -> None:
         opt.param_groups[0]["lr"] = 0.01 / (1 + k)

@@ -55,8 +55,8 @@ def _behind_one(given: Tensor) -> Tensor:
 def like_torch(
     shape: tuple[int, ...], layout: Callable[[Tensor], Tensor], platform: Platform, figures: Figures
 ) -> None:
-    """A tensor of a layout, and one whose gradient has it, beside a usual one, are stepped as
-    torch does it on the CPU."""
+    """Steps of tensors and gradients of a layout, next to a contiguous one, equal torch's on the
+    CPU."""
     here = parameters([shape, shape, (50,)], CPU)
     there: list[Tensor] = []
     for i, p in enumerate(here):

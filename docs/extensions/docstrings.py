@@ -105,7 +105,7 @@ def mend(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[
 def plain(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, args: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Sphinx's event: names of types in a signature as they stand in the source."""
+    """Sphinx's event: names of types in a signature as in the source."""
     return (args and REFERENCE.sub(r"\1", args), result and REFERENCE.sub(r"\1", result))
 
 

@@ -54,7 +54,7 @@ class MeasuredRates(Directive):
         env = self.state.document.settings.env
         if name not in all_contenders():
             raise self.error(
-                f"measured-rates knows no {name!r}; add it to benchmarks/comparison/contenders.py, "
+                f"measured-rates has no {name!r}; add it to benchmarks/comparison/contenders.py, "
                 "and run make compare"
             )
         for file in (pages.HOME / "comparison" / "results").glob("*.jsonl"):

@@ -1,4 +1,4 @@
-"""What the loss curves of quasi-Newton methods with a matrix show: each beside L-BFGS."""
+"""Loss curves of quasi-Newton methods with a matrix, each compared with L-BFGS."""
 
 from __future__ import annotations
 

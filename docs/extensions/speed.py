@@ -28,7 +28,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Speed(NamedTuple):
-    """A step of ours beside one of theirs. ratio: ours / theirs."""
+    """A step of ours compared with one of theirs. ratio: ours / theirs."""
 
     what: str
     where: str

@@ -199,7 +199,7 @@ def scion(
     ns_dtype: torch.dtype = torch.bfloat16,
     views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
-    """Scion: weights stay in a ball around 0, of which each layer has the norm that suits it.
+    """Scion: weights stay in a ball around 0, in a norm that is chosen for each layer.
 
     Args:
         lr: the share of the way to the end of the ball, in [0, 1]; without the constraint the

@@ -4,8 +4,8 @@ Al-Baali, "Numerical experience with a class of self-scaling quasi-Newton algori
 Theory Appl. 96 (1998), https://doi.org/10.1023/A:1022608410710; Urbán, Stefanou, Pons, "Unveiling
 the optimization process of physics informed neural networks" (2024),
 https://arxiv.org/abs/2405.04230; Kiyani et al., "Optimizing the optimizer for physics-informed
-neural networks and Kolmogorov-Arnold networks" (2025), https://arxiv.org/abs/2501.16371. The
-updates stand in `solvers/dense.py`, and the steps in `solvers/descent.py`; here they are lifted to
+neural networks and Kolmogorov-Arnold networks" (2025), https://arxiv.org/abs/2501.16371.
+`solvers/dense.py` has the updates, and `solvers/descent.py` the steps; this module extends them to
 trees.
 """
 
@@ -54,27 +54,27 @@ def ssbfgs(
 
     After hundreds of steps it is orders of magnitude below BFGS and L-BFGS, as long as an n × n
     matrix fits in memory. One update makes up to `max_iter` iterations, each with a line search for
-    the strong Wolfe conditions. It needs the function itself::
+    the strong Wolfe conditions. It needs the objective function::
 
         updates, state = tx.update(grads, state, params, value=value, value_and_grad=fn)
 
-    where `value, grads = fn(params)`. (torch.func.grad_and_value returns them the other way round.)
-    The update is a constant for autograd. Train in float64: float32 ends where differences of
-    values are rounding errors. `minimize(method="ssbfgs")` runs until convergence, and takes bounds
-    and batches.
+    where `value, grads = fn(params)`. (torch.func.grad_and_value returns them in the opposite
+    order.) The update is a constant for autograd. Train in float64: float32 ends where differences
+    of values are rounding errors. `minimize(method="ssbfgs")` runs until convergence, and takes
+    bounds and batches.
 
     Args:
         max_iter: iterations in one update, ≥ 1. Default 20, that of `lbfgs`.
         max_eval: no iteration begins after so many evaluations in one update, the one given as
             `value` included, ≥ 1. The first always begins. Default 1.25 max_iter.
         tolerance_grad: end an update when no element of the gradient is larger, ≥ 0.
-        tolerance_change: end an update when the value decreases by less than this share of
-            max(|value|, 1), ≥ 0. Default 0: losses of physics go far below 1.
+        tolerance_change: end an update when the value decreases by less than this value times
+            max(|value|, 1), ≥ 0. Default 0, since losses in physics go far below 1.
 
-    State: `SelfScaledState`. An iteration that finds no lower value makes H the identity.
+    State: `SelfScaledState`. An iteration that finds no lower value resets H to the identity.
 
     Raises:
-        ValueError: for numbers out of their ranges; if the parameters have no elements; from
+        ValueError: for values out of range; if the parameters have no elements; from
             update, if the value or the gradients are not finite at params, and under torch.vmap.
         TypeError: from update, without `value` and `value_and_grad`, and if the latter does not
             return a number and gradients.
@@ -110,12 +110,12 @@ def ssbroyden(
     tolerance_grad: float = 1e-7,
     tolerance_change: float = 0.0,
 ) -> GradientTransformation:
-    """`ssbfgs` with an update between BFGS and DFP, whose share adapts from step to step.
+    """`ssbfgs` with an update between BFGS and DFP, with weights that adapt from step to step.
 
-    In physics it often gets lower than `ssbfgs`, at the same costs.
+    In physics it often reaches lower losses than `ssbfgs`, at the same cost.
 
     Args:
-        max_iter: those of `ssbfgs`, as are the others.
+        max_iter: see `ssbfgs`.
         max_eval: see there.
         tolerance_grad: see there.
         tolerance_change: see there.
@@ -123,7 +123,7 @@ def ssbroyden(
     State: `SelfScaledState`.
 
     Raises:
-        ValueError, TypeError: as `ssbfgs`.
+        ValueError, TypeError: see `ssbfgs`.
 
     Papers: Al-Baali (1998), https://doi.org/10.1023/A:1022608410710; Urbán, Stefanou, Pons (2024),
     https://arxiv.org/abs/2405.04230, equations 13 to 23.
@@ -174,7 +174,7 @@ def _self_scaled(
         x, g = flat.vector(params), flat.vector(grads)
         if not can_branch(x, g, value) and not torch.compiler.is_compiling():
             raise ValueError(
-                f"{method} cannot run under torch.vmap, since its loop ends by values; for many "
+                f"{method} cannot run under torch.vmap, since its loop depends on values; for many "
                 f"problems call minimize(method={method!r}, batched=True)."
             )
         eps = torch.finfo(flat.dtype).eps
@@ -217,7 +217,7 @@ def _run(
     if int(s.status) == -1:
         raise ValueError(
             "the value, or its gradient, is not finite at these parameters; nothing was changed. "
-            "Begin elsewhere, or restore earlier parameters."
+            "Start from other parameters, or restore earlier ones."
         )
     spent = False
     while int(s.status) == RUNNING and not spent:
@@ -234,7 +234,7 @@ def _run(
 
 
 def _check_state(method: str, state: Any, flat: Ravel) -> None:
-    """Raise unless the state is of this kind, and for such parameters."""
+    """Raise an error unless the state has this type and matches the parameters."""
     if not isinstance(state, SelfScaledState):
         raise TypeError(
             f"update got a state of type {type(state).__name__}; pass the state that this "

@@ -128,8 +128,8 @@ def scale_by_shampoo(
         grafting_eps: added to its roots, ≥ 0.
         exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
             None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
-        target_parameter_dimensionality: how many dimensions a parameter shall have, of which each
-            has a factor: neighbours are merged, from the last on, while they are no longer than
+        target_parameter_dimensionality: the number of dimensions to merge a parameter to, each with
+            a factor: neighbours are merged, from the last on, while they are no longer than
             max_preconditioner_dim together, until so many are left; those of length 1 are left out.
             The source has 1; `math.inf` merges none. None: kernels of convolutions are matrices
             (out, in · height · width), and matrices stay what they are.
@@ -420,8 +420,8 @@ def shampoo(
         grafting_eps: added to its roots, ≥ 0.
         exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
             None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
-        target_parameter_dimensionality: how many dimensions a parameter shall have, of which each
-            has a factor, see `scale_by_shampoo`. The source has 1; `math.inf` merges none. None:
+        target_parameter_dimensionality: the number of dimensions to merge a parameter to, each with
+            a factor, see `scale_by_shampoo`. The source has 1; `math.inf` merges none. None:
             kernels of convolutions are matrices (out, in · height · width).
         refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
         views: descriptions of stacks of matrices, kernels and fused projections: from path patterns

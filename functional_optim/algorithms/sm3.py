@@ -31,7 +31,7 @@ class Sm3Slots(NamedTuple):
     """Largest sums of g² for each index of the first dimension, (m, 1, …); below two dimensions
     the sums themselves, like p."""
     accumulator_1: Tensor | None
-    """The same for the second dimension, (1, n, 1, …); None where there is none."""
+    """The same for the second dimension, (1, n, 1, …); None if there is none."""
     accumulator_2: Tensor | None
     """For the third."""
     accumulator_3: Tensor | None

@@ -263,7 +263,7 @@ def check_grads(params: Tree, grads: Tree) -> None:
 
 
 def check_gradient(path: str, g: Any, p: Tensor) -> None:
-    """Raise TypeError or ValueError unless rules can read a gradient beside its parameter."""
+    """Raise TypeError or ValueError unless a gradient matches its parameter."""
     if not isinstance(p, Tensor):
         check_params({path: p})
     if not isinstance(g, Tensor):
@@ -325,7 +325,7 @@ def _check_beside(path: str, x: Tensor, what: str, p: Tensor, *, away: bool = Fa
     if hasattr(x, "fake_mode") != hasattr(p, "fake_mode") and not modes.intercepted():
         raise TypeError(
             f"{what} of parameter {path!r} is a {type(x).__name__}, and the parameter a "
-            f"{type(p).__name__}; a tensor without data cannot stand beside one with data."
+            f"{type(p).__name__}; a tensor without data cannot be combined with one with data."
         )
     for tensor, named in ((x, f"{what} of parameter {path!r}"), (p, f"parameter {path!r}")):
         why = memory.shortage(tensor)
@@ -350,7 +350,7 @@ def extra_names(update: Callable[..., Any], *, required: bool = False) -> tuple[
 
 
 NEEDED: Any = type("Needed", (), {"__repr__": lambda self: "needed"})()
-"""The default of an extra argument that must be passed: what comes without it is told."""
+"""The default of an extra argument that must be passed."""
 
 
 def check_needed(name: str, **given: Any) -> None:

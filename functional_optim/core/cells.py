@@ -56,7 +56,8 @@ class Cells(Protocol):
         ...
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        """The stored tensors of blocks. x: float32, (…, block). noise: random int32 beside it."""
+        """The stored tensors of blocks. x: float32, (…, block). noise: random int32 of the same
+        shape."""
         ...
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
@@ -93,8 +94,8 @@ def _scale(sizes: Tensor, most: float) -> tuple[Tensor, Tensor]:
 def _cut(x: Tensor, kept: int, first: int, noise: Tensor | None, least: int) -> Tensor:
     """A positive float32 as an integer, rounded to some bits of its mantissa, less the first code.
 
-    Random bits are whole numbers around zero beside the half that rounds to the nearest. least:
-    below this integer a number goes to the nearest, noise or not.
+    Random bits are integers around zero, added to the half that rounds to nearest. least: below
+    this integer a number is rounded to nearest even with noise.
     """
     shift = 23 - kept
     bits = _bits(x)
@@ -310,7 +311,7 @@ class Split(NamedTuple):
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         high, low = stored
         bits = _bits(high.to(torch.float32))
-        # a parameter that somebody has set to 0 has bits of another one beside it
+        # a parameter that was set to 0 by hand still has the low bits of its former value
         size = ((bits & SIZE) + (low.to(torch.int32) << (16 - self.bits))).clamp(min=0)
         return (size | bits & ~SIZE).view(torch.float32)
 

@@ -114,7 +114,7 @@ class Sequence(base.GradientTransformation):
         for part in parts[:-1]:
             if any(x.rule.storage.weight_codec is not None for x in _rules_of(part)):
                 raise ValueError(
-                    "a transformation of whole trees stands after master_weights, whose update is "
+                    "a transformation of trees comes after master_weights, whose update is "
                     "rounded for the parameters; put it before, or leave master_weights out."
                 )
             if isinstance(part, Leafwise) and part.placements[-1].rule.runs.after == "step":
@@ -164,7 +164,7 @@ class Sequence(base.GradientTransformation):
 
 
 class Wrapped(base.GradientTransformation):
-    """A transformation of whole trees, around another one whose extra arguments it passes on.
+    """A transformation of trees, around another one whose extra arguments it passes on.
 
     inner: that one. spared: where the leaves are frozen that it does not see.
     """
@@ -193,7 +193,7 @@ class Wrapped(base.GradientTransformation):
 
 
 class WithoutGradients(base.GradientTransformation):
-    """A transformation of whole trees that reads no gradients: they may all be `None`."""
+    """A transformation of trees that reads no gradients: they may all be `None`."""
 
     @property
     def reads_gradients(self) -> bool:
@@ -206,7 +206,7 @@ def on_some(
     spared: tuple[Any, ...] = (),
     choices: tuple[Choice, ...] = (),
 ) -> base.GradientTransformation:
-    """A transformation of whole trees, of some leaves: it sees a tree with gaps.
+    """A transformation of trees, of some leaves: it sees a tree with gaps.
 
     acts: is a leaf, given by its path and itself, one of them? choices: what the answer is made of,
     for a warning of patterns that fit nothing.
@@ -277,7 +277,7 @@ def freezing_rules(*parts: base.GradientTransformation) -> tuple[Placement, ...]
 
 
 def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
-    """The rules of a chain, without those inside of transformations of whole trees."""
+    """The rules of a chain, without those inside of transformations of trees."""
     return [x for part in _parts(tx) if isinstance(part, Leafwise) for x in part.placements]
 
 

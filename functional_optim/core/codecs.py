@@ -165,7 +165,7 @@ def is_one_number(x: Tensor) -> bool:
 
 
 def _places(x: Tensor, key: Any) -> Tensor | None:
-    """The places of entries of a tensor, if there is a key."""
+    """The indices of the elements of a tensor, if there is a key."""
     if key is None:
         return None
     return torch.arange(x.numel(), dtype=torch.int32, device=x.device).reshape(x.shape)

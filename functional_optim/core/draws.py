@@ -41,7 +41,7 @@ def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> 
     """`for_path` for several paths.
 
     Under torch.compile they are cut out of one vector: a compiler's time goes by the number of
-    operations, and each tensor of its own would have all of them.
+    operations, and each separate tensor would need all of them.
     """
     if not torch.compiler.is_compiling():
         make = randomness.signs if signs else randomness.normal

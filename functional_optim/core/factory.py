@@ -88,7 +88,7 @@ class MadeFunction(Made):
 def factory(make: Callable[P, T]) -> Callable[P, T]:
     """Let what a function makes be copied and pickled, by the function's name and its arguments.
 
-    All factories of this package are decorated so. Decorate a recipe of your own if it calls
+    All factories of this package have this decorator. Decorate your recipe if it calls
     `leafwise`, or builds a `GradientTransformation`, with functions that are defined inside of it.
 
     Args:
@@ -139,7 +139,7 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
         checks.check_flags(annotations, kwargs)  # of which a factory may have said more
         return remember(made, recorder, args, kwargs, number, plain)
 
-    # with the globals of the module that it stands in, where doctest looks for it
+    # with the globals of its module, where doctest looks for it
     own = getattr(make, "__globals__", recording.__globals__)
     recorder: Any = FunctionType(recording.__code__, own, closure=recording.__closure__)
     functools.update_wrapper(recorder, make)
@@ -208,7 +208,7 @@ def _read(x: Any) -> Any:
 
 
 def _kept(x: Any) -> Any:
-    """An argument as it is now: whoever gave a list or a dict may write to it later."""
+    """A copy of an argument, since the caller may modify a list or dict later."""
     kind = type(x)
     if kind is dict:
         return {key: _kept(y) if type(y) in CONTAINERS else y for key, y in x.items()}
@@ -259,8 +259,8 @@ def check_named(what: str, x: Any) -> None:
 def copied(x: Any, memo: dict[int, Any]) -> Any:
     """`copy.deepcopy`, which also copies the tensors that functions close over.
 
-    They are hyperparameters here: whoever copies a module that holds such a tensor, and a
-    transformation made with it, must get a transformation made with the copy.
+    They are hyperparameters: the copy of a module that has such a tensor, and a transformation made
+    with it, must have a transformation made with the copied tensor.
     """
     if type(x) is FunctionType:
         return _copied_function(x, memo)

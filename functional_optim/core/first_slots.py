@@ -75,7 +75,7 @@ class _Expanding(BASE):
             raise _Spoiled
 
     def whole(self, x: Tensor) -> Tensor:
-        """A slot with memory of its own.
+        """A slot with separate memory.
 
         Raises:
             _Spoiled: for one that shares it, and was not made by filling.
@@ -152,7 +152,7 @@ def _part_like(x: Tensor, p: Tensor) -> Tensor:
 
 
 def _may_expand(p: Tensor) -> bool:
-    """Whether slots of one number may be told from others: by operations on a plain tensor."""
+    """Whether operations on a plain tensor can distinguish slots of one number from others."""
     large = p.numel() >= LARGE and DispatchMode is not None
     return (
         large and has_address(p) and p.is_contiguous() and not (p.requires_grad or modes.traced())
@@ -224,6 +224,6 @@ def explain(rules: Sequence[Rule], p: Tensor, slots: Sequence[Slots]) -> None:
             if isinstance(x, Tensor) and like is not None and x.shape != like.shape:
                 raise ValueError(
                     f"the slot {name!r} of the state has shape {tuple(x.shape)}, but {rule.name} "
-                    f"needs {tuple(like.shape)} beside a parameter of shape {tuple(p.shape)}; pass "
+                    f"needs {tuple(like.shape)} for a parameter of shape {tuple(p.shape)}; pass "
                     "the state that this transformation's own init returned for these parameters."
                 )

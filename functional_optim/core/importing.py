@@ -30,7 +30,7 @@ def uncollected() -> Iterator[None]:
 
 
 class _InClone:
-    """Finds the adapters of a package that lies in a clone: beside the package."""
+    """Finds the adapters of a package in a clone: next to the package."""
 
     def __init__(self, package: str, folder: Path) -> None:
         self.name = f"{package}.{folder.name}"

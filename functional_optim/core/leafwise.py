@@ -101,7 +101,7 @@ class Leafwise(base.GradientTransformation):
 def made_of_rules(
     who: str, tx: Any, advice: str = "apply it to the parts that are, before chaining them"
 ) -> Leafwise:
-    """A transformation as it is; TypeError, in the name of who takes it, for one of whole trees."""
+    """The transformation; raises TypeError, with the name of the caller, for one of trees."""
     if not isinstance(tx, Leafwise):
         raise TypeError(
             f"{who} takes a transformation made of one-tensor rules, but got a "
@@ -137,8 +137,8 @@ def leafwise(
         update: `update(u, slots, p, *numbers)` returns `(u, slots)`. Operations on tensors only; in
             place only on tensors that it has made. It may close over bools, strings and ints, never
             over a number that may change: those come in as `numbers`. Half types arrive as float32,
-            complex tensors as real pairs; slots go back to their own dtype by themselves. Several
-            of them, variants of one rule, if `runs` has `choose`.
+            complex tensors as real pairs; slots are cast back to their dtype automatically. Several
+        of them, variants of one rule, if `runs` has `choose`.
         scalars: `scalars(t)` returns the numbers that all tensors share at step t, which is 1 at
             the first: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose
             entries it gets one by one. `t` is a float, or a 0-dim float64 tensor; for functions of
@@ -290,7 +290,7 @@ def _check_runs(name: str, runs: Runs, variants: int, carry: Any, hyper: Mapping
 
 
 def _check_storage(name: str, runs: Runs, storage: Storage) -> None:
-    """Raise ValueError for slots that there are not, or that cannot be stored so."""
+    """Raise ValueError for unknown slots, or slots that cannot be stored in this format."""
     fields, codecs = storage.fields, storage.codecs
     who, own = f"the rule {name!r}", ", ".join(fields) or "none"
     if runs.start is not None and not (
@@ -335,7 +335,7 @@ def _translated(
     """What arguments of 0.2 say, in the words of today.
 
     Raises:
-        TypeError: for an argument that there is not.
+        TypeError: for an unknown argument.
         ValueError: for a measure of a rule that takes batches, which would sum over all of them.
     """
     for key in old:

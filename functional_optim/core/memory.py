@@ -1,7 +1,7 @@
 """The memory of tensors: whether all of it is there, and whether two of them share some.
 
-Only plain tensors are looked at. What a subclass, a tensor inside a transform of torch.func or one
-of a device without memory stands for cannot be told from its address.
+Only plain tensors are checked. The address of a subclass, of a tensor inside a transform of
+torch.func, or of one on a device without memory does not identify its values.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def apart(new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
 
 
 def _place(x: Any) -> int:
-    """Where the memory of a tensor is; 0 if that cannot be told."""
+    """Where the memory of a tensor is; 0 if that is unknown."""
     known = isinstance(x, Tensor) and has_address(x)
     return x.untyped_storage().data_ptr() if known else 0
 

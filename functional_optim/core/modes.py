@@ -25,8 +25,8 @@ def intercepted() -> bool:
     """Whether operations must go through torch's dispatcher.
 
     A dispatch mode, such as make_fx's, sees only what goes through it, and tensors inside a
-    transform of torch.func have no memory of their own: a kernel that reads and writes memory
-    directly would be missed by the one, and find nothing in the other.
+    transform of torch.func have no memory: the mode would not see a kernel that reads and writes
+    memory directly, and the kernel would find no memory in the transform.
     """
     return _modes() > 0 or _transform() is not None or _early_modes() > 0
 

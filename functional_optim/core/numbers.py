@@ -1,5 +1,5 @@
-"""The numbers that rules read in a step: what stands beside them, all of them in one list, and what
-a tensor among them counts as."""
+"""The scalars that rules read in a step: their neighbours, all of them in one list, and the dtype
+of tensors among them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from functional_optim.kernels import ops
 
 Numbers = tuple[Any, ...]
-"""The numbers of a rule in a step: a plain tuple, the rule's own NamedTuple, or an `Own`."""
+"""The scalars of a rule in a step: a plain tuple, the rule's own NamedTuple, or an `Own`."""
 
 
 class Own(NamedTuple):
-    """The numbers of a rule that does not act in every step, rounds by chance, or runs others.
+    """The scalars of a rule that does not act in every step, rounds stochastically, or runs others.
 
     which: above 0 where the rule acts; of a rule with several variants, the number of the one that
     does, from 1. 0: update and slots stay as they were, behind a shut gate. Such a number for each
@@ -31,7 +31,7 @@ class Own(NamedTuple):
 
 
 def parts_of(own: Numbers) -> tuple[tuple[Any, ...], tuple[Any, ...], Numbers]:
-    """The numbers of a rule as the parts of an `Own`, whether they are one or not."""
+    """The scalars of a rule as the parts of an `Own`, whether they are one or not."""
     return own if type(own) is Own else ((), (), own)
 
 
@@ -43,7 +43,8 @@ def in_turn(own: Numbers, turn: int) -> Numbers:
 
 
 def told(numbers: Numbers) -> Numbers:
-    """The numbers of a rule as arguments: a NamedTuple is one, the entries of a tuple are many."""
+    """The scalars of a rule as arguments: a NamedTuple is one, the entries of a tuple are
+    several."""
     return numbers if type(numbers) is tuple else (numbers,)  # for `hasattr` a trace takes long
 
 
@@ -112,9 +113,9 @@ def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
 class StepNumber(Tensor):
     """A 0-dim float64 tensor that leaves the dtype of what it meets as it is.
 
-    Alone, it is computed with in float64. Beside other tensors it has the dtype to which torch
-    rounds a Python float there. A plain tensor of float64 would make a float64 tensor of a 0-dim
-    one, or of one of bools.
+    Operations on it alone are in float64. Together with other tensors it has the dtype to which
+    torch rounds a Python float there. A plain tensor of float64 would make a float64 tensor of a
+    0-dim one, or of one of bools.
     """
 
     @classmethod
@@ -156,5 +157,5 @@ def _is_list(x: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """What a rule has returned, which may follow from numbers of the step alone."""
+    """The return value of a rule, which may depend on scalars of the step only."""
     return _plain(Tensor.as_subclass, (x, Tensor)) if type(x) is StepNumber else x

@@ -23,7 +23,7 @@ Result = tuple[Tensor, tuple[Any, ...]]
 
 class Owners(NamedTuple):
     """Matrices are spread over processes. group: those that have the same plain tensors; None: the
-    default group. DTensors say by themselves which processes share them."""
+    default group. DTensors store which processes share them."""
 
     group: Any = None
 

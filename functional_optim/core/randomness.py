@@ -180,7 +180,7 @@ def _apart(
 
 
 def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
-    """A seed, in the name of who takes it, as a 0-dim int64 tensor of its own.
+    """A seed as a new 0-dim int64 tensor. name: the caller, for errors.
 
     Raises:
         TypeError: if the seed is not an integer.

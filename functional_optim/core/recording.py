@@ -106,7 +106,7 @@ class Body:
             RuleError: if a rule does what no step may.
         """
         if object in self.whole.values():
-            raise Unsuitable("a large int among the numbers of a rule")
+            raise Unsuitable("a large int among the scalars of a rule")
         key = self.looks(g, p, slots)
         _, block, *_ = key
         known = self.kept.get(key)

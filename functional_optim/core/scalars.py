@@ -1,4 +1,4 @@
-"""The numbers of one step: worked out rule by rule, then cast for each kind of tensor."""
+"""The scalars of one step: computed rule by rule, then cast for each kind of tensor."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def given(t: Any, **hyper: Any) -> tuple[Any, ...]:
 
 
 class StepScalars:
-    """The numbers of one step, worked out rule by rule.
+    """The scalars of one step, computed rule by rule.
 
-    A rule that measures needs the total before it can go on: whoever drives this object measures
-    with `to_measure()` and hands the total to `advance`. The numbers of a rule behind a gate, or
-    with several variants, are an `Own`; a tensor has its own turn among several (`in_turn`).
+    A rule that measures needs the total before it can continue: the caller measures with
+    `to_measure()` and passes the total to `advance`. The scalars of a rule behind a gate, or with
+    several variants, are an `Own`; a tensor has its own turn among several (`in_turn`).
 
     t: the number of this step. together: that of shared rules, if it is another one.
     """
@@ -145,7 +145,7 @@ class StepScalars:
         return numbers if isinstance(numbers, tuple) else _refused(self.placements[i]), carried
 
     def _check_extra(self, i: int) -> None:
-        """Raise TypeError for an extra argument that the numbers of a rule need and nobody gave."""
+        """Raise TypeError for a missing extra argument that the scalars of a rule need."""
         rule, name = self.placements[i].rule, self.placements[i].name or "a rule"
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
         missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
@@ -200,12 +200,12 @@ def _refused(placement: Placement) -> NoReturn:
 
 
 class BoundScalars:
-    """Rules and their numbers in a step, each in the variant that acts, as what runs them reads it.
+    """Rules and their scalars in a step, each in the variant that acts, for the executors.
 
     task: what kernels differ in: the goal, how many rules lead to what is measured, the variants
-    that act (of rules that have several or stand behind a gate; None for one that differs from
-    tensor to tensor), where numbers are, and how they are put together. The last three only where
-    steps differ in them.
+    that act (of rules that have several or are behind a gate; None for one that differs from tensor
+    to tensor), where numbers are, and how they are put together. The last three only where steps
+    differ in them.
 
     Args:
         placements: the rules.
@@ -259,7 +259,8 @@ def _source(x: Any) -> NumberSource:
 
 
 class Caster:
-    """Turns the numbers of a step into what a tensor's rule reads, once per dtype and device.
+    """Converts the scalars of a step to the arguments of a tensor's rule, once per dtype and
+    device.
 
     Python numbers stay as they are, and 0-dim tensors count as such (`StepNumber`). A traced step
     and one inside of torch.func gets them in the compute dtype, stacked and unbound: torch.compile

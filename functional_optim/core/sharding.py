@@ -180,7 +180,7 @@ def largest_part(x: Any) -> int:
 
 
 def in_grid(own: Any, like: Any) -> Any:
-    """What each process has of its own, of one shape, as a DTensor divided as another one is.
+    """Local tensors of one shape as a DTensor with the placements of another one.
 
     A dimension of the grid stands for each of `like`, as long as that has parts.
     """
@@ -326,7 +326,7 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
 
 
 def misplaced(x: Any, p: Any, *, shapes: bool = False) -> str | None:
-    """Why a gradient or slot cannot stand beside p, as "is …, but …"; None if it can.
+    """Why a gradient or slot does not match p, as "is …, but …"; None if it does.
 
     It must be shared by the same processes; shapes: and be as large.
     """

@@ -35,7 +35,7 @@ def check_shapes(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
         shape = (*x.shape, 2) if x.is_complex() else tuple(x.shape)
         expected = node.shape_at(sizes)
         if shape != expected and not math.prod(shape) == math.prod(expected) == 1:
-            raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+            raise Unsuitable(f"a slot of shape {tuple(x.shape)} for {tuple(p.shape)}")
 
 
 def check_packed(
@@ -54,7 +54,7 @@ def check_packed(
             count = slot.codec.blocks(p.numel())
             for x in slot.packed:
                 if len(x) < count or (whole and len(x) != count):
-                    raise Unsuitable(f"{len(x)} blocks of a slot beside {tuple(p.shape)}")
+                    raise Unsuitable(f"{len(x)} blocks of a slot for {tuple(p.shape)}")
 
 
 def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
@@ -86,7 +86,7 @@ def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> l
     if found == real or placement.rule.storage.codecs:
         pairs = [(x, y) for x, y in zip(made, slots, strict=True) if y is not None]
         if any(x is None for x, _ in pairs):
-            raise Unsuitable("packed slots beside some that a vector does not have")
+            raise Unsuitable("packed slots together with some that a vector does not have")
         return [filled(x.shape, y.dtype) for x, y in pairs]
     return [filled(_aligned(x, tiny, p), x.dtype) for x in present]
 
@@ -116,11 +116,11 @@ def _aligned(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...]:
     if x.shape == p.shape:
         return tuple(tiny.shape)  # of a number, too, where that is seen as a vector
     if x.dim() and x.dim() != p.dim():
-        raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+        raise Unsuitable(f"a slot of shape {tuple(x.shape)} for {tuple(p.shape)}")
     found: list[int] = []
     for mine, whole, small in zip(x.shape, p.shape, tiny.shape, strict=False):
         if mine not in (1, whole):
-            raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+            raise Unsuitable(f"a slot of shape {tuple(x.shape)} for {tuple(p.shape)}")
         found.append(small if mine == whole else 1)
     return tuple(found)
 

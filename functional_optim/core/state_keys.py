@@ -162,9 +162,9 @@ def _keys(
     """Each rule's keys for its fields.
 
     others: fields of another kind that share the state. apart: whether rules that never act on one
-    leaf may share a key. None: they may not; a rule without a name of its own gets its index, and
-    labels always stand before a name, so that it does not depend on other parts of a partition.
-    What stands behind a dot says how a slot is stored: packed or not, it has one name.
+    leaf may share a key. None: they may not; a rule without a name gets its index, and labels
+    always precede a name, so that it does not depend on other parts of a partition. The part after
+    a dot tells how a slot is stored: packed or not, it has one name.
     """
 
     def slot(field: str) -> str:
@@ -192,8 +192,8 @@ def _keys(
             return f"{own}.{field}" if not alike else f"{own}.{len(alike)}.{field}"
         if not own or own in map(_full_name, rivals):
             raise ValueError(
-                f"two rules of this chain have a slot called {field!r} and no names of their own; "
-                "name them with named_chain, e.g. named_chain(('fast', ...), ('slow', ...))."
+                f"two rules of this chain have a slot called {field!r} and no names; name them "
+                "with named_chain, e.g. named_chain(('fast', ...), ('slow', ...))."
             )
         return f"{own}.{field}"
 

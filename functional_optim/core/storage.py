@@ -162,7 +162,7 @@ UNPACKED: Mapping[str, Codec] = {}
 
 
 class Storage(NamedTuple):
-    """What the slots of a rule of `leafwise` are, and how they are stored.
+    """The slots of a rule of `leafwise`, and how they are stored.
 
     Args:
         codecs: for slots that are stored as other tensors, by name, their `Codec`. Not for sparse
@@ -406,8 +406,8 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
 
 
 TINY = ((2,), (5,), (5, 3), (5, 3, 2), (5, 3, 2, 2), (5, 3, 2, 2, 2))
-"""By numbers of dimensions, small shapes with which slots are tried: a slot may have the shape of
-one parameter by chance."""
+"""By numbers of dimensions, small shapes to test slots with: a slot may coincidentally have the
+shape of one parameter."""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from functional_optim.core.scalars import Key
 
 
 class Missing(BaseException):
-    """Raised by an update of whole trees, inside `Totals`, where it measures.
+    """Raised by an update of trees, inside `Totals`, where it measures.
 
     key: the measurement. parts: what it has found here.
     """
@@ -31,7 +31,7 @@ class Missing(BaseException):
 
 
 class Totals:
-    """The totals for an update of whole trees that is one of several parts of a step.
+    """The totals for an update of trees that is one of several parts of a step.
 
     An update that runs inside `with totals:` takes the totals of what it measures from `known`, in
     the order in which it asks. At the first one that is not there it is left by `Missing`. An
@@ -40,7 +40,7 @@ class Totals:
     Args:
         alone: whether no other part measures, so that what is found here is the total.
         everyone: whether all numbers go on, whatever gradients there are in this part.
-        agenda: the measurements that whoever runs the update sums over processes.
+        agenda: the measurements that the caller of the update sums over processes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ _local = threading.local()
 
 
 def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
-    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
+    """Sum what `reduce` measured on each tensor, element by element, in float64.
 
     Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
     is summed first, and then completed at once.

@@ -69,7 +69,7 @@ def _alone(
 
 
 def trial_of(step: StepScalars) -> list[Numbers]:
-    """The numbers of a step in which all measurements are 1."""
+    """The scalars of a step in which all measurements are 1."""
     while step.proceed():
         placement = step.placements[len(step.numbers)]
         step.advance(None if step.is_shut() else tuple([1.0 for _ in nothing_measured(placement)]))

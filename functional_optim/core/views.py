@@ -25,8 +25,8 @@ class Merged(NamedTuple):
     """How neighbouring dimensions are merged. limit: the longest that they may become together; 1
     leaves out those of length 1, but for matrices.
 
-    until: how many shall be left; they are then merged from the last on, as Distributed Shampoo
-    does. None: as many as fit, from the first on, as SOAP's authors do.
+    until: the number of dimensions to keep; they are then merged from the last on, as Distributed
+    Shampoo does. None: as many as fit, from the first on, as SOAP's authors do.
     """
 
     limit: int
@@ -217,7 +217,7 @@ class MatrixView(NamedTuple):
         return (shape[1], shape[0], *shape[2:]) if self._turns(shape) else shape
 
     def _lengths(self, shape: Sequence[int]) -> Sequence[int]:
-        """What a rule of tensors sees; of a vector, where there are blocks, a column."""
+        """The shape that a rule of tensors sees; of a vector with blocks, a column."""
         shape = shape if self.merged is None else self.merged(shape)
         return (math.prod(shape), 1) if self.block is not None and len(shape) < 2 else shape
 
@@ -268,7 +268,7 @@ def _blocks(x: Tensor, block: int) -> list[Tensor]:
         lengths, counts = zip(*runs, strict=True)
         part = x
         for dim, (length, count) in enumerate(runs, 1):
-            start = 0 if length == block else x.shape[dim] - length  # the rest stands at the end
+            start = 0 if length == block else x.shape[dim] - length  # the rest is at the end
             part = part.narrow(dim, start, length * count)
         pairs = [n for length, count in runs for n in (count, length)]
         order = [*range(1, len(pairs), 2), *range(2, len(pairs) + 1, 2)]
@@ -393,7 +393,7 @@ def slot_shapes(
     view: MatrixView, init: Callable[[Tensor], Any], shape: torch.Size, dtype: torch.dtype
 ) -> list[list[torch.Size | None]]:
     """For each run of matrices the shapes of its slots, behind the number of the matrices."""
-    shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo knows no cache
+    shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo: no cache
     return shapes_of(view, init, shape, dtype)
 
 

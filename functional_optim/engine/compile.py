@@ -53,8 +53,8 @@ def compile(
         tx: a transformation.
         donate: write the results into the tensors of `params` and `state`, which are then the ones
             returned (about five times faster than making new ones), whatever tx is. A tensor that
-            stands in several places, such as a parameter that the state of `keep_snapshots` holds,
-            is written in the first, parameters before state; the other places get tensors of their
+            occurs several times, such as a parameter that the state of `keep_snapshots` holds, is
+            written in the first, parameters before state; the other places get tensors of their
             own. Inside a transform of torch.func only one-tensor rules write in place. A
             KeyboardInterrupt comes before all of it is written, or after. False leaves both
             untouched.

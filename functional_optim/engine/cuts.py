@@ -1,4 +1,4 @@
-"""Chains that are cut in two: what stands in each part for the rules of the other."""
+"""Chains that are cut in two: placeholders in each part for the rules of the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUT = Placement(Rule((_put,), storage=Storage(slots=Between)))
 """Leaves the update in a slot."""
 
 TAKE = Placement(Rule((_take,), storage=Storage(slots=Between)))
-"""Goes on with the update in its slot, and ignores the numbers of the rule for which it stands."""
+"""Continues with the update in its slot, and ignores the scalars of the rule that it replaces."""
 
 SKIP = Placement(Rule(()))
-"""Does nothing, and ignores the numbers of the rule for which it stands."""
+"""Does nothing, and ignores the scalars of the rule that it replaces."""

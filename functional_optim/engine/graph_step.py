@@ -231,7 +231,7 @@ class WholeStep:
         return held(written, params, state, moved, new, self.firsts)
 
     def _look(self, grads: Any, state: Any, params: Any) -> tuple[list[Any], Any]:
-        """All tensors, and what a graph depends on beside the transformation.
+        """All tensors, and what a graph depends on besides the transformation.
 
         Of a donated tree the tensors are those of the last step, so what they are like is known.
         """
@@ -342,8 +342,8 @@ SHARED = (
     "torch.compile is not used for DTensors, since its graphs on disk are found by the shape of "
     "the whole, so that a process may get the graph of another one"
 )
-"""Seen with torch 2.13: that graph may cut another part out of a tensor, or is for a larger part,
-and reads and writes memory that is not its own."""
+"""As of torch 2.13, that graph may cut another part out of a tensor, or is for a larger part, and
+reads and writes memory outside of the tensor."""
 
 
 def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple[Any, Any]:

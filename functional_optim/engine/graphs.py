@@ -108,7 +108,7 @@ def check_updates(params: Any, updates: Any) -> None:
     def check(p: Tensor, u: Any) -> None:
         if isinstance(u, Tensor) and u.shape != p.shape:
             raise ValueError(
-                f"the update of a transformation of whole trees returned a tensor of shape "
+                f"the update of a transformation of trees returned a tensor of shape "
                 f"{tuple(u.shape)} for a parameter of shape {tuple(p.shape)}; return one of the "
                 "same shape, e.g. by expand_as, or None for a parameter that is to stay."
             )

@@ -1,4 +1,4 @@
-"""Tensors that share rules and numbers, given to the executors that step them."""
+"""Tensors that share rules and scalars, for the executors that step them."""
 
 from __future__ import annotations
 

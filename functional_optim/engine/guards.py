@@ -22,12 +22,11 @@ class TensorGuard:
     """Gradients as they looked, where tensors lay, and what else a plan was built from.
 
     Its one question, `trees` or `gradients`, is whether a plan may be used again. Nothing that
-    must see operations, such as a dispatch mode, may be active then. A gradient that has no memory,
-    or lies in that of the tensors, never looks the same: whoever takes it in has to check and copy
-    it.
+    must see operations, such as a dispatch mode, may be active then. A gradient without memory, or
+    in that of the tensors, never passes: the caller has to check and copy it.
 
     Args:
-        given: gradients, and None where there is none.
+        given: gradients, and None if there is none.
         tensors: whose memory is looked after, as a step writes it. One that keeps its address is
             taken to keep its length, if it is a vector, as its gradient's would not.
         objects: what must be the very same objects: a tuple for `trees`; for `gradients` a tuple

@@ -101,8 +101,8 @@ class Served:
         """Raise Unsuitable unless a call does to tensors what the rules do.
 
         run: gets for each tensor the gradient, the parameter and the slots, the sizes of the axes,
-        and the constants; and the numbers of the step. It returns what is measured. shapes: with
-        which it is tried, beside those of the smallest tensors.
+        and the constants; and the scalars of the step. It returns the measurements. shapes: to test
+        it with, besides those of the smallest tensors.
         """
         g, p, slots = self.like
         body, graph = self.body, self.graph

@@ -19,7 +19,7 @@ from functional_optim.engine.executor import Executor, How, Runner, Write, write
 
 
 class PerTensorExecutor(Executor):
-    """Rules run as they stand on each tensor: of any type, layout and device, sparse ones too."""
+    """Runs rules on each tensor as written: of any type, layout and device, including sparse."""
 
     @classmethod
     def accepts(

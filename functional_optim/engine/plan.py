@@ -121,7 +121,7 @@ class PlanEntry:
         raise NotImplementedError
 
     def writes(self, context: StepContext) -> list[Write]:
-        """The writes of what each rule carries to its next step, and of a count of its own."""
+        """The writes of what each rule carries to its next step, and of its count."""
         raise NotImplementedError
 
     def gradients(self, grads: list[Tensor]) -> list[Tensor]:

@@ -53,7 +53,7 @@ class ProductExecutor(Executor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Contiguous real tensors of the CPU, or of a card."""
+        """Contiguous real tensors of the CPU, or of a GPU."""
         fit = how in ("compiled", "strict") and not p.is_complex()
         fit = fit and DispatchMode is not None  # without which nothing is recorded
         fit = fit and (p.device.type == "cpu" or p.device.type in kernels.DRIVERS)
@@ -101,7 +101,7 @@ class ProductExecutor(Executor):
         return found
 
     def _has_kernel(self, placement: Placement, own: Numbers, i: int) -> bool:
-        """Whether a rule by itself can be a kernel."""
+        """Whether a single rule can be a kernel."""
         if placement.lookback is not None or placement.rule.storage.weight_codec is not None:
             return True
         first = self.slots[0][i]
@@ -245,7 +245,7 @@ class StagedStep:
 
 
 def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
-    """The numbers of a group whose rules all act in each step."""
+    """The scalars of a group whose rules all act in each step."""
     placed, varied = group.placed, group.varied
     return BoundScalars(group.placements, numbers, goal, placed=placed, varied=varied)
 

@@ -26,7 +26,7 @@ from functional_optim.engine.guards import TensorGuard
 
 
 class ShardExecutor(Executor):
-    """DTensors that one mesh divides in one way: the local shards are a group of their own.
+    """DTensors that one mesh divides in one way: the local shards are a separate group.
 
     An element-wise rule does to a shard what it does to that part of the whole tensor; matrix rules
     get whole ones. What is measured on shards is completed over the mesh, once for all tensors.
@@ -132,7 +132,8 @@ def over_mesh(x: Any, spec: Any) -> Any:
 
 
 def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:
-    """Whether an element-wise rule can step the shards of slots beside those of a parameter."""
+    """Whether an element-wise rule can step the shards of slots together with those of a
+    parameter."""
     if any(_spec(x) != spec for x in present([slots])):
         return False
     if not rule.storage.codecs:

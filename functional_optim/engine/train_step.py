@@ -1,4 +1,4 @@
-"""`compile_train_step`: the loss compiled, its gradients outside of the graph, and the update.
+"""`compile_train_step`: the loss compiled, its gradients outside the graph, and the update.
 
 In one graph with the update Inductor has no seam between forward and backward, and compiles 1.6 to
 2.3 times as long. The update has kernels of its own anyway, which are built while the loss is.
@@ -249,8 +249,8 @@ class TrainStep(Made):
             if isinstance(value, Tensor):
                 what = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
             raise TypeError(
-                f"loss_fn must return a real 0-dim tensor, but it returned {what}; for a loss with "
-                "something beside it pass has_aux=True."
+                f"loss_fn must return a real 0-dim tensor, but it returned {what}; if the loss "
+                "function has an auxiliary output, pass has_aux=True."
             )
         return value, aux
 
@@ -343,7 +343,7 @@ def _places(tensors: list[Tensor]) -> set[int]:
 
 
 def _kept(x: Any, taken: set[int]) -> Any:
-    """What the step returns beside the parameters; a copy if it lies in memory that is written."""
+    """What the step returns besides the parameters; a copy if it is in memory that is written."""
     if not isinstance(x, Tensor):
         return x
     x = x.detach()
@@ -380,7 +380,7 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
                 f"multiple of {parts}."
             )
         size = x.shape[0] // parts
-        return x[i * size : (i + 1) * size].clone()  # a view with an offset is compiled by itself
+        return x[i * size : (i + 1) * size].clone()  # a view with an offset is compiled separately
 
     return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
 

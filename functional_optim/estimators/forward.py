@@ -99,6 +99,6 @@ def forward_gradient(
 def refuse(*args: Any) -> Any:
     """`ask` and `tell` of an estimator that needs the function."""
     raise TypeError(
-        "forward_gradient differentiates the loss itself and cannot be told its values; call "
+        "forward_gradient differentiates the loss function and cannot use its values; call "
         "value_and_grad(loss_fn)(state, params)."
     )

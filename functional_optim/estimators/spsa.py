@@ -22,7 +22,8 @@ def spsa(
     Args:
         c: how far to go, > 0: a number, a 0-dim tensor, or a schedule. Spall advises the standard
             deviation of the noise in the loss, and a small number if there is none. Default 0.01.
-        gamma: how fast it falls, ≥ 0, likewise. Default 0.101, Spall's; 0 for a constant c.
+        gamma: how fast it decreases, ≥ 0; also a number, tensor or schedule. Default 0.101,
+            Spall's; 0 for a constant c.
         samples: pairs of evaluations per estimate, ≥ 1; their estimates are averaged.
         batched: evaluate all at once, under torch.vmap. False: one after the other, each leaf moved
             when it is read, for losses that cannot be vmapped and for short memory.

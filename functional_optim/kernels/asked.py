@@ -1,4 +1,4 @@
-"""What a rule asks of a tensor beside operations, while it is recorded.
+"""What a rule asks of a tensor besides operations, while it is recorded.
 
 A recording holds for tensors of all sizes only if nothing that a rule has asked is another for
 others: what is not known to be the same is refused.
@@ -38,7 +38,7 @@ class Given(Tensor):
 
 
 class _Watch(TorchFunctionMode):
-    """Notes what a rule asks of a tensor beside operations."""
+    """Notes what a rule asks of a tensor besides operations."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class _Watch(TorchFunctionMode):
     def _without_number(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a Python number instead of a number of the step, where torch
-        takes no tensor: the recorder is told."""
+        """The arguments with a Python number instead of a scalar of the step, if torch takes no
+        tensor: the recorder notes that."""
         place = FILLS.get(func)
         if place is not None and len(args) > place:
             kwargs = {**kwargs, FILLING: args[place]}
@@ -143,7 +143,7 @@ SIZED = {
     Tensor.is_same_size,
     torch.is_same_size,
 }
-"""Functions from a tensor to its sizes, beside those that return a tuple."""
+"""Functions from a tensor to its sizes, besides those that return a tuple."""
 
 KNOWN = (Tensor, torch.dtype, torch.device, torch.layout)
 """The types of what a recorded tensor has in common with those of the step."""

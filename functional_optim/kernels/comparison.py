@@ -11,8 +11,8 @@ from functional_optim.kernels.node import Unsuitable
 def compare(x: Tensor, expected: Tensor, old: Tensor | None = None, *, bits: bool = False) -> None:
     """Raise Unsuitable unless a library has done what the rules do.
 
-    old: what was there before; a step may be small beside it. bits: integers are the last bits of
-    weights, which a rounding elsewhere changes.
+    old: the values before the step, which may be small compared with them. bits: integers are the
+    last bits of weights, which a rounding elsewhere changes.
     """
     expected = expected.reshape(x.shape)
     if not x.dtype.is_floating_point or x.element_size() == 1:

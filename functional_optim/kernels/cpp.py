@@ -361,7 +361,7 @@ extern "C" void {symbol}(const int64_t* call)
     free(grads);
 }}
 """
-"""Goes over blocks of tensors, each of which is computed by itself."""
+"""Goes over blocks of tensors, each of which is computed separately."""
 
 PHASES = """
 extern "C" void {symbol}(const int64_t* call)

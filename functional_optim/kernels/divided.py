@@ -62,7 +62,7 @@ class DividedLaunch(Launch):
     def _set_table(
         self, sizes: Sequence[Sequence[int]], threads: int, chunk: int
     ) -> list[TableRow]:
-        """The same; each tensor has scratch memory of its own, which lasts from one pass to the
+        """The same; each tensor has separate scratch memory, which lasts from one pass to the
         next."""
         rows = super()._set_table(sizes, threads, chunk)
         needed = [own for _, own, _ in rows]

@@ -138,7 +138,7 @@ def _alike(a: Graph, b: Graph) -> bool:
 
 
 def _plain_of(node: Node) -> Any:
-    """What an operation is given beside tensors, but for what its axes or `constants` say."""
+    """The arguments of an operation besides tensors, except for its axes and `constants`."""
     kind = ops.kind(node.op)
     if kind == "point":
         return [x is None for x in node.args]

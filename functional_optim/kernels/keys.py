@@ -12,7 +12,8 @@ from torch import Tensor
 def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
     """A hashable stand-in for a function: its code, and the constants that it closes over.
 
-    A tensor is known by itself: a rule that closes over one is refused when it is recorded.
+    A tensor is identified by the object: a rule that closes over one is refused when it is
+    recorded.
 
     Args:
         fn: the function, or a constant.

@@ -252,8 +252,8 @@ def _blocks(sizes: Sequence[int]) -> array.array[int]:
 
 
 def _team() -> int:
-    """The address of the function that runs another one in threads of torch's own OpenMP runtime,
-    whose library is among those that any other one sees; 0 where there is none."""
+    """The address of the function that runs another one in threads of torch's OpenMP runtime,
+    whose library is among those that any other one sees; 0 if there is none."""
     found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     return ctypes.cast(found, ctypes.c_void_p).value or 0 if found is not None else 0
 

@@ -34,11 +34,10 @@ class Node:
     op: ATen's name of the operation, without `aten.`; or `input` and `number` (with an index),
     `const` (with a value), `row` (with an index: a constant that depends on the shape), `iota` (the
     place of an element in its tensor), `inside` (whether a tensor in blocks has that element: the
-    last block may have fewer). shape: as recorded. host: whether it follows from numbers of
-    the step alone, which are Python floats where a rule runs eagerly. rule: the index of the rule
-    that asked for it. within: the operation that the rule has called, where that was recorded as
-    several. dims: for each dimension the axes that it consists of, see `laid_out`. axes: all of
-    them.
+    last block may have fewer). shape: as recorded. host: whether it depends on scalars of the step
+    only, which are Python floats if a rule runs eagerly. rule: the index of the rule that asked for
+    it. within: the operation that the rule has called, where that was recorded as several. dims:
+    for each dimension the axes that it consists of, see `laid_out`. axes: all of them.
     """
 
     __slots__ = (

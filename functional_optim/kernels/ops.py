@@ -208,11 +208,11 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 
 
 WIDE_NUMBERS = ("mul", "div", "addcmul", "addcdiv", "lerp", "floor_divide")
-"""Operations whose Python number ATen does not round to the half type of the tensor beside it."""
+"""Operations whose Python number ATen does not round to the half type of the other operand."""
 
 
 def number_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype to which ATen rounds a Python number beside a tensor."""
+    """The dtype to which ATen rounds a Python number that is combined with a tensor."""
     return opmath(dtype) if op.partition(".")[0] in WIDE_NUMBERS else dtype
 
 

@@ -67,7 +67,7 @@ class Source:
         self.text = HEAD + math_used + functions + self._driver(steps)
 
     def _is_plain(self) -> bool:
-        """Whether all chunks are computed by themselves, but for sums that are results."""
+        """Whether all chunks are independent, except for sums that are results."""
         reduced = set(filter(self.plan.reduces, self.plan.kept))
         sums = all(ops.REDUCE[x.op] == "sum" for x in reduced)
         stores = [self.graph.inputs[i] for i, _ in self.graph.stores]

@@ -94,7 +94,7 @@ def keep_numbers_open() -> None:
     may be such inputs. If their symbols' names are remembered before, the first trace is kept.
     Nothing else changes: no value is guarded, and Python floats are left to torch.
 
-    Seen with torch 2.13. Where something of this is missing, torch traces twice.
+    As of torch 2.13. If something of this is missing, torch traces twice.
     """
     if torch.compiler.is_dynamo_compiling():  # a torch that traces this function, too
         return

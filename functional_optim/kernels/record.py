@@ -253,13 +253,13 @@ class Recorder(BASE):
         return False
 
     def _is_host(self, x: Any) -> bool:
-        """Whether a tensor follows from numbers of the step alone."""
+        """Whether a tensor depends on scalars of the step only."""
         node = self.node_of(x)
         return node is not None and node.host
 
     def _narrows(self, op: str, args: tuple[Any, ...], out: Any) -> bool:
-        """Whether torch makes of integers, which are numbers of the step, a float of its default
-        dtype, where Python makes a double."""
+        """Whether torch converts integers, which are scalars of the step, to its default dtype,
+        where Python makes a double."""
         given = [x for x in args if isinstance(x, Tensor)]
         if op == ops.CAST or op in ops.CHOICES or not all(map(self._is_host, given)):
             return False
@@ -268,7 +268,7 @@ class Recorder(BASE):
         )
 
     def _is_whole(self, x: Any) -> bool:
-        """Whether a tensor follows from numbers of the step alone, and is an integer or a bool."""
+        """Whether a tensor depends on scalars of the step only, and is an integer or a bool."""
         return self._is_host(x) and not x.is_floating_point()
 
     def _is_double(self, x: Any) -> bool:
@@ -281,7 +281,8 @@ class Recorder(BASE):
         return self._is_host(x) and x.dtype is torch.bool
 
     def _cast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Numbers of the step beside tensors in the dtype of these, as Python numbers would be."""
+        """Scalars of the step in the dtype of the tensors they are combined with, like Python
+        numbers."""
         tensors = [x for x in args if isinstance(x, Tensor)]
         own = [x for x in tensors if self._is_double(x)]
         others = [x for x in tensors if not (self._is_host(x) or self._is_double(x))]
@@ -358,7 +359,7 @@ def record(
     *,
     keep: bool = True,
 ) -> Graph:
-    """What a body does to tensors, and to numbers of the step.
+    """What a body does to tensors, and to scalars of the step.
 
     Args:
         body: gets the recorder, the tensors and a vector of float64 numbers.

@@ -96,7 +96,7 @@ def digest(text: str, level: levels.Level | None) -> str:
 
 
 def _identity() -> str:
-    """A digest of the compiler, as far as its file tells; any compiler where there is none."""
+    """A digest of the compiler, as far as its file tells; any compiler if there is none."""
     words = command()
     if not words:
         return "*"
@@ -166,7 +166,7 @@ def _trial(words: Sequence[str]) -> str:
 
 
 class Build:
-    """Libraries that are being built, each by a process of its own, in a folder that goes with it.
+    """Libraries that are being built, each by a separate process, in a temporary folder.
 
     what: is built, for the log.
 

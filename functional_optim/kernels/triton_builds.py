@@ -30,7 +30,7 @@ Leaves = Sequence[Sequence[Tensor]]
 """Of each tensor the gradient, the parameter and the slots."""
 
 Run = Callable[[Leaves, list[list[int]], list[tuple[float, ...]], tuple[float, ...]], Sequence[Any]]
-"""Steps leaves, from the sizes of their graph's axes, their constants and the numbers of the step;
+"""Steps leaves, from the sizes of their graph's axes, their constants and the scalars of the step;
 returns what they measure."""
 
 _kernels: dict[tuple[str, torch.device], TritonKernel] = {}

@@ -11,7 +11,7 @@ from functional_optim.kernels.triton_primitives import KernelText
 
 OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 """Of Triton: a fused product and sum would be rounded once, where torch rounds twice; and
-libdevice takes small numbers for zeros unless it is told not to."""
+libdevice flushes subnormal numbers to zero unless a flag forbids it."""
 
 _numbered = itertools.count()
 

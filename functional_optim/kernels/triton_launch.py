@@ -199,7 +199,7 @@ class Tables:
         return places, every, size
 
     def divide(self, grads: Sequence[int]) -> None:
-        """Divide the work: tensors that begin anywhere have kernels of their own. grads: the
+        """Divide the work: unaligned tensors have separate kernels. grads: the
         addresses of the gradients.
 
         Raises:

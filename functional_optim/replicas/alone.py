@@ -1,4 +1,4 @@
-"""Coordinators without peers: one that trains alone, and one that does as it is told."""
+"""Coordinators without peers: one that trains alone, and one that follows a script."""
 
 from __future__ import annotations
 

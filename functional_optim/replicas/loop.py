@@ -146,9 +146,9 @@ class Replica:
 
         Args:
             grads: this replica's gradients, like the parameters. None, for a parameter without one,
-                stands in the same places on all replicas.
+                must be in the same places on all replicas.
             now: the tree that `start` returned.
-            extra: what tx's update takes beside: numbers and tensors, averaged like the gradients.
+            extra: extra arguments of tx's update: numbers and tensors, averaged like the gradients.
 
         Returns:
             The tree after the step, and what the group said; None for a step of `local_sgd` or
@@ -214,7 +214,7 @@ class Replica:
         self, decision: Decision, make: Callable[..., ReplicaState], *args: Any
     ) -> ReplicaState:
         """The tree that a function makes, kept; if it raises, a committed step is taken back."""
-        self._tree = None  # while it is written to, there is none to heal with
+        self._tree = None  # while it is written to, it cannot heal others
         try:
             self._tree = make(*args)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Training without gradients: methods that ask for candidates and are told their losses.
+"""Training without gradients: methods with `ask` for candidates and `tell` for their losses.
 
 Each is three pure functions, `init`, `ask` and `tell`, over any pytree; see `Search`.
 """

@@ -43,8 +43,9 @@ def annealing(population: int, sigma: numeric.Hyper, temperature: numeric.Hyper)
     Args:
         population: n ≥ 1 walks.
         sigma: deviation of the steps, > 0: a number, a 0-dim tensor or a schedule.
-        temperature: T ≥ 0, likewise; 0 only goes downhill. E.g. one that starts at the size of
-            typical differences between losses: `fo.schedules.exponential_decay`.
+        temperature: T ≥ 0: a number, a 0-dim tensor or a schedule; 0 accepts only lower losses.
+            E.g. one that starts at the size of typical differences between losses:
+            `fo.schedules.exponential_decay`.
 
     State: `AnnealingState`. `center` of it is the best.
 

@@ -64,9 +64,9 @@ class Search(Made, SearchFunctions):
     Vectors are kept in float32, or in float64 if any parameter is double, whatever the
     parameters' own dtype: candidates are rounded, the state is not, so nothing drifts.
 
-    In a generation without a finite loss nothing is learned (but `one_plus_one` has learned that
-    the child is worse than its parent); likewise where a step would make a number of the state
-    infinite.
+    A generation without a finite loss does not change the distribution (except in `one_plus_one`,
+    where the child counts as worse than its parent). Nor does a step that would make a scalar of
+    the state infinite.
 
     Raises:
         TypeError: from `init`, for a leaf that is no floating-point or complex tensor.
@@ -97,7 +97,7 @@ class Start(NamedTuple):
     seed: Tensor
 
     def number(self, x: Any) -> Tensor:
-        """A 0-dim float64 tensor of its own."""
+        """A new 0-dim float64 tensor."""
         if isinstance(x, Tensor):
             return x.detach().to(device=self.mean.device, dtype=torch.float64).reshape(()).clone()
         return torch.full((), x, dtype=torch.float64, device=self.mean.device)
@@ -262,7 +262,7 @@ def evaluate(
 
 
 def center(state: Any) -> Any:
-    """The parameters to use now: the mean of the distribution, or the best where there is none.
+    """The parameters to use now: the mean of the distribution, or the best if there is none.
 
     Returns:
         A tree like params, in their own dtypes. For states side by side: under torch.vmap.

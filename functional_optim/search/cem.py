@@ -60,8 +60,8 @@ def cem(
             10 % of a large population. One elite alone has no deviation.
         smoothing: α in (0, 1]: a number, a 0-dim tensor or a schedule. Default: 0.7, from the
             tutorial's range of 0.4 to 0.9 (section 3.1 there).
-        noise: deviation ≥ 0 added in each generation, likewise; a schedule that falls to 0 keeps
-            the distribution from collapsing too soon (Szita, Lőrincz,
+        noise: deviation ≥ 0 added in each generation: a number, a 0-dim tensor or a schedule. One
+            that falls to 0 keeps the distribution from collapsing too soon (Szita, Lőrincz,
             https://doi.org/10.1162/neco.2006.18.12.2936).
 
     State: `CEMState`.

@@ -63,7 +63,7 @@ def cma_es(population: int, sigma: float | Tensor) -> Search:
     https://github.com/CMA-ES/pycma, which differ from the tutorial's table 1 in details. What pycma
     does around them is left out: restarts, stops, bounds, mirrored candidates in populations below
     6, its help for condition numbers above 1e8, and that it moves part of σ into C once σ has grown
-    ten-thousandfold. C starts as the unit matrix, pycma's is 1e-4 beside it.
+    ten-thousandfold. C starts as the unit matrix; pycma's differs from it by 1e-4.
 
     State: `CMAState`. It is in float64 whatever the parameters' dtype.
 

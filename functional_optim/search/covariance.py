@@ -43,7 +43,7 @@ def complete(
 ) -> Rates:
     """All constants, from the weights of `log_weights` and the rates at which C is learned.
 
-    Negative weights are scaled so that C does not decay by itself, and add up to no more than
+    Negative weights are scaled so that C does not decay without updates, and add up to no more than
     their effective number allows; with `definite`, to so little that C stays positive definite
     (https://arxiv.org/abs/1604.00772, equations 50 to 53).
     """

@@ -55,8 +55,8 @@ def differential_evolution(
         sigma: deviation of the first members, > 0: a number or a 0-dim tensor.
         F: in (0, 2]: a number, a 0-dim tensor or a schedule. Default: 0.6. The paper begins with
             0.5, with which best/1/bin collapses too soon here (`benchmarks/search.py`).
-        CR: chance of each element to be new, in [0, 1], likewise. Default: 0.7, as in scipy. Small
-            ones suit functions that separate.
+        CR: probability of each element to be replaced, in [0, 1]: a number, a 0-dim tensor or a
+            schedule. Default: 0.7, as in scipy. Small ones suit functions that separate.
         strategy: "best/1/bin" (the base is the best member; fast) or "rand/1/bin" (a random one:
             slower and more thorough).
 

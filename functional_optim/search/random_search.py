@@ -20,7 +20,7 @@ class RandomSearchState(NamedTuple):
     best_fitness: Tensor
     """Its loss, 0-dim float64."""
     start: Tensor
-    """The parameters given to init as one vector (d,), in float32 or float64."""
+    """The parameters passed to init as one vector (d,), in float32 or float64."""
     sigma: Tensor
     """The deviation, 0-dim float64."""
 

@@ -40,7 +40,7 @@ class SepCMAState(NamedTuple):
 def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
     """CMA-ES restricted to a diagonal covariance matrix: O(d) in time and memory, learns faster.
 
-    For many parameters, and functions that separate or nearly do. It knows no correlations.
+    For many parameters, and functions that separate or nearly do. It does not model correlations.
 
     ::
 

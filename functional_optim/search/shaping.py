@@ -17,7 +17,7 @@ from functional_optim.core.storage import compute_dtype
 
 
 class Places(NamedTuple):
-    """Where each of n values stands in the sorted row, 0 for the best."""
+    """The rank of each of n values, 0 for the best."""
 
     first: Tensor
     """The first place of those that are equal to it: (n,) int64."""
@@ -46,7 +46,7 @@ def places(fitness: Tensor) -> Places:
 def centered_ranks(fitness: Tensor) -> Tensor:
     """Ranks, evenly from −0.5 for the best (smallest) value to 0.5 for the worst.
 
-    They stand in for losses: what follows their gradient downwards follows the losses'. They add up
+    Use them instead of losses: a descent direction for them is one for the losses. They add up
     to 0. Equal values share the mean of their ranks, so values that are all equal give zeros.
 
     Args:

@@ -51,7 +51,7 @@ def snes(
         xᵢ = m + σ zᵢ;   m ← m + η σ Σ uᵢ zᵢ;   σ ← σ exp(½ η_σ Σ uᵢ (zᵢ² − 1))
 
     with z standard normal and u the utilities of the losses' places, which add up to 0. It costs
-    O(d) per candidate and knows no correlations: where they matter, `cma_es` is far better.
+    O(d) per candidate and does not model correlations: if they matter, `cma_es` is far better.
 
     Args:
         population: n ≥ 2; the paper has 4 + ⌊3 ln d⌋, `default_population`.

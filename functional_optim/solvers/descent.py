@@ -18,7 +18,7 @@ from functional_optim.solvers.truncated import Hessian, newton_target, unknown
 
 Model: TypeAlias = quadratics.Model | Hessian
 Evaluate: TypeAlias = Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, Tensor]]
-"""From points (B, n), and what they have of their own, to values and gradients in float64. For
+"""From points (B, n), and the data of their problems, to values and gradients in float64. For
 "newton-cg" an `Objective`."""
 
 
@@ -36,7 +36,7 @@ class DescentRules(NamedTuple):
 
 
 class DescentData(NamedTuple):
-    """What problems have of their own, (B, ...)."""
+    """The data of each problem, (B, ...)."""
 
     args: tuple[Any, ...]
     box: Box
@@ -113,7 +113,7 @@ def begun(
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
     aims = status == RUNNING
     target, search, model, _ = _aimed(objective, Iterate(x, f, g), model, data, aims)
-    if data.box.exists:  # as L-BFGS-B, which knows no scale yet
+    if data.box.exists:  # as L-BFGS-B, which has no scale yet
         search = search._replace(longest=torch.ones_like(f))
     count = torch.ones_like(status)
     return DescentProgress(at, at, target, search, model, status, count, 0 * count)
@@ -160,7 +160,8 @@ def _target(
 def advance(
     rules: DescentRules, objective: Evaluate, s: DescentProgress, data: DescentData
 ) -> DescentProgress:
-    """Evaluate each problem that is running once; where that ends its search, aim anew."""
+    """Evaluate each running problem once; where that ends its line search, choose a new
+    direction."""
     running = s.status == RUNNING
     wide = s.at.x.to(s.at.g.dtype)
     d = s.target.to(wide.dtype) - wide

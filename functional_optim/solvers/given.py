@@ -18,7 +18,7 @@ class SolverInput(NamedTuple):
 
     flat, one: the vector views of all problems and of one. x: (B, n). fun: of one problem's
     parameters and, in a batch, its own arguments. own: those of each problem. others: what was
-    passed beside x0 and args.
+    passed besides x0 and args.
     """
 
     x0: Any

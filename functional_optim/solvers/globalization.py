@@ -52,7 +52,7 @@ def guarded(D: Tensor) -> Tensor:
 def dogleg(system: System, newton: Tensor, D: Tensor, delta: Tensor) -> Tensor:
     """Powell's path from 0 over the Cauchy point to the Gauss–Newton step, cut off at ‖D p‖ = Δ.
 
-    newton: the Gauss–Newton step; not finite where there is none.
+    newton: the Gauss–Newton step; not finite if there is none.
     """
     g = system.g / D
     square = (g * g).sum(-1)

@@ -79,7 +79,7 @@ def corrected(
 def corrected_root(
     function: ProblemFunction, x: Tensor, args: tuple[Any, ...], usable: Tensor
 ) -> Tensor:
-    """Roots x, (B, n), of a function (n,) → (n,), likewise."""
+    """Roots x, (B, n), of a function (n,) → (n,), in the same way."""
     free = torch.ones_like(x, dtype=torch.bool)
     return _followed(function, function, general, x, args, free, usable)
 

@@ -294,7 +294,7 @@ def _result(
 def _check_choices(
     method: Any, bounds: Any, linear_solver: Any, *, batched: bool, compile: bool
 ) -> None:
-    """Raise ValueError for names and combinations that there are not."""
+    """Raise ValueError for unknown names and unsupported combinations."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of 'lm', 'dogleg', 'trf'.")
     linear.check_kind(linear_solver)

@@ -44,7 +44,7 @@ class Rules(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What problems have of their own, (B, ...). lower, upper: (B, n), or None. D: (B, n)."""
+    """The data of each problem, (B, ...). lower, upper: (B, n), or None. D: (B, n)."""
 
     args: tuple[Any, ...]
     lower: Tensor | None

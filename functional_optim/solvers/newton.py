@@ -34,7 +34,7 @@ class NewtonRules(NamedTuple):
 
 
 class NewtonData(NamedTuple):
-    """What problems have of their own, (B, ...)."""
+    """The data of each problem, (B, ...)."""
 
     args: tuple[Any, ...]
 

@@ -90,7 +90,7 @@ class Stacked:
 
 
 def per_sample(fn: Callable[..., Any], *data: Any) -> PerSample:
-    """Say that every sample has residuals of its own: residual i is `fn(params, *sample_i)`.
+    """Declare that every sample has separate residuals: residual i is `fn(params, *sample_i)`.
 
     A Jacobian then costs a few gradients of the loss: each row is a gradient of one sample, and
     all samples are differentiated side by side. Through an opaque function it takes a backward

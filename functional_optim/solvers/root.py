@@ -89,7 +89,7 @@ def root(
     fixed point of g is a root of x − g(x).
 
     Args:
-        fun: `fun(x, *args)` returns the values of ONE problem that shall be zero, as many as x has
+        fun: `fun(x, *args)` returns the values of ONE problem to be made zero, as many as x has
             elements: a real tensor of any shape, or a tree of such.
         x0: where to begin: a tree of real tensors. Its dtype is kept; linear problems are solved in
             float64.

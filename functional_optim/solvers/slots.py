@@ -1,7 +1,7 @@
-"""The loop of all solvers: many problems side by side, each in a slot of its own.
+"""The loop of all solvers: a batch of many problems, each in a separate slot.
 
-A problem that has finished does not move. Slots of finished problems are given to others that wait,
-or dropped, once a quarter of the slots is free. What one problem does has no influence on another.
+A finished problem does not change. Waiting problems get the slots of finished ones, or these are
+dropped, once a quarter of the slots is free. Problems do not affect each other.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def run(
     """Solve all problems.
 
     Args:
-        start: from points and data of some problems to where they stand: a tree of tensors with a
+        start: from points and data of some problems to their states: a tree of tensors with a
             leading dimension of problems, with a field `status`, which is RUNNING until the end.
         step: takes them a step further, and leaves those as they are that are not running.
         x0: (B, n).
         data: what each problem has of its own, a tree of tensors (B, ...).
         capacity: how many problems are evaluated together at most.
         fixed: always evaluate that many.
-        alone: is there one problem, which needs no others beside it?
+        alone: whether there is one problem, so that no slots are kept for others.
         see: gets, after each step, the numbers of the problems in the first slots, (k,), and where
             all slots stand; returns how they go on.
     """

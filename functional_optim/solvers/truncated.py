@@ -31,7 +31,7 @@ Times = Callable[[Tensor], Tensor]
 
 
 class Hessian(NamedTuple):
-    """What stands in the place of a model: it learns nothing.
+    """Used instead of a model; it learns nothing.
 
     pairs: (B,), int64; 0 where a step of Newton's method has led nowhere, and the gradient decides.
     products: with the Hessian so far, (B,), int64.

@@ -55,7 +55,7 @@ def measure_of(key: str) -> str:
 
 
 class History:
-    """The records of a training, sorted.
+    """The records of a training run, sorted.
 
     count: of the records. whole: series of the whole model by name. parts: by measure and
     parameter, in the order in which they were first recorded.

@@ -174,7 +174,7 @@ def test_the_norm_is_that_of_all_groups():
     assert_close(values(mine), want, 1e-12)
     opt.param_groups[1]["rho"] = 0.2
     before = values(mine)
-    with pytest.raises(ValueError, match=r"different rho: \[0.1, 0.2\]; give all of them one"):
+    with pytest.raises(ValueError, match=r"different rho: \[0.1, 0.2\]; use one value for all"):
         step_object(mine, opt)
     assert_same(values(mine), before)
 

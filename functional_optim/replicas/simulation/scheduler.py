@@ -33,9 +33,9 @@ class Task:
 class Baton:
     """A queue of events in virtual time, and the threads that some of them let go on.
 
-    Whoever has the baton runs; in `wait` it works off the events that are next, until one of them
-    names the task that is to have the baton. So all that happens has one order, which follows from
-    the times of the events; where two are equal, the one that was announced first is first.
+    The task with the baton runs; in `wait` it processes the next events, until one of them names
+    the task that gets the baton. So all that happens has one order, which follows from the times of
+    the events; where two are equal, the one that was announced first is first.
 
     Args:
         limit: the virtual time at which a run is given up.

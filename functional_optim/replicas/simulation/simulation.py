@@ -58,7 +58,7 @@ class SimulationResult(NamedTuple):
     time: float
 
     def decisions(self, rank: int, life: int | None = None) -> list[Decision]:
-        """What a replica was told, in one of its lives or in all.
+        """The decisions that a replica received, in one of its lives or in all.
 
         Example::
 
@@ -83,8 +83,8 @@ class SimulationResult(NamedTuple):
 class Simulation:
     """Replicas that train together in one process, and what may befall them.
 
-    A worker is ordinary blocking code. Each replica runs it in a thread of its own, but only one
-    thread at a time, and another gets its turn only inside a call of a coordinator. Time is
+    A worker is ordinary blocking code. Each replica runs it in a separate thread, but only one
+    thread runs at a time, and another gets its turn only inside a call of a coordinator. Time is
     virtual. What happens when follows from the seed and the faults: the same gives the same run,
     bitwise. Averages are real, and have the same bits for all participants.
 
@@ -97,12 +97,12 @@ class Simulation:
     checkpoint (`Replica.finish` says which one).
 
     **The vote is all or nothing.** A step is committed if every member of the quorum has voted for
-    it, and refused for all of them otherwise. Who is cut off while the vote is counted waits until
-    it is back, and is told the outcome. torchft votes in each replica group by itself: where one
-    group misses the answer, it may refuse what the others have committed, and is healed
-    afterwards; and a quorum goes on from the highest step in it, whatever those who are cut off
-    have committed. Here no committed step can be lost, so a test can ask for just that; unless all
-    who have it die, and then `SimulationResult.lost` says so.
+    it, and refused for all of them otherwise. A replica that is cut off while the vote is counted
+    waits until it is back, and then receives the outcome. torchft votes in each replica group
+    separately: if one group misses the answer, it may refuse what the others have committed, and is
+    healed afterwards; and a quorum goes on from the highest step in it, whatever those who are cut
+    off have committed. Here no committed step can be lost, so a test can ask for just that; unless
+    all who have it die, and then `SimulationResult.lost` says so.
 
     Args:
         replicas: how many, ≥ 1.

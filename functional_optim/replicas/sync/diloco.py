@@ -171,7 +171,8 @@ def diloco(
     delay: int = 0,
     alpha: float = 0.0,
 ) -> Synced:
-    """Every so many steps, let an outer transformation step along the mean of the replicas' ways.
+    """Every so many steps, let an outer transformation step along the mean of the replicas'
+    displacements.
 
     Between synchronizations each replica steps alone, with its own gradients and its own inner
     state. How far its parameters θ have come from the anchor φ is the outer transformation's
