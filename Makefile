@@ -1,18 +1,18 @@
-# make test    everything is checked          make train   train a small GPT on the standard library
-# make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
-# make fault   two replicas train, one is killed, comes back, and is healed
-# make docs    the site, in out/docs: loss curves are drawn by training, docstrings become the API
-# make lists   write every list of algorithms anew: exports, optimizer objects, tables
-# make test-full   with the tests that take long and repeat for every algorithm what others show for its family
+# make test    run the tests                  make train   train a small GPT on the standard library
+# make check   lint, format, types, words     make bench   measure all bars, write benchmarks/RESULTS.md
+# make fault   two replicas train, one is killed, restarts, and is healed
+# make docs    the site, in out/docs: trains the loss curves, and renders the API from docstrings
+# make lists   regenerate every list of algorithms: exports, optimizer objects, tables
+# make test-full   includes slow tests, which repeat for every algorithm what others test for its family
 # make notebooks   execute notebooks/ and store them with their pictures
-# make compare   optimizers on small tasks, with equal budgets: writes benchmarks/COMPARISON.md; goes on where it stopped
-# make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
-# make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
-# make mutants   put deliberate faults into the package: prints those that no test catches; ARGS="core" for some
+# make compare   optimizers on small tasks, with equal budgets: writes benchmarks/COMPARISON.md; resumes if interrupted
+# make gradient-free   train a digits classifier without backward passes, and draw the search of CMA-ES
+# make memory   compare storage formats of weights and slots in bytes and in loss: figures of docs/memory.md
+# make mutants   put deliberate faults into the package: prints those that no test catches; ARGS="core" selects some
 # make lines   count lines of code without docstrings, comments and blank lines, by folder
-# make gpu     check a card: one page of results, and a file to send; ARGS="--device cpu" is a dry run
-# make wheel   dist/: a wheel for every machine, and one for this kind that brings compiled kernels
-# make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
+# make gpu     check a GPU: one page of results, and a file to send; ARGS="--device cpu" is a dry run
+# make wheel   dist/: a wheel for every machine, and one for this platform with compiled kernels
+# make clean   remove the virtual environment and built files; ARGS="…" is passed to the command of a target
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -50,6 +50,7 @@ test-full: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/words.py
 	rm -rf build/typed
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target build/typed .
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -1,7 +1,7 @@
 """Measures the two backends of docs/training_loops.md: python benchmarks/backends.py
 
-Prints their table: the first step of a new process with nothing cached, and the steps after it, in
-turns with each other.
+Prints their table: the first step of a new process with nothing cached, and the steps after it,
+alternating between backends.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 
 def label(result: Result) -> str:
     rival = result.measured.rival if result.measured else ""
-    beside = f" / {rival}" if result.row.name.startswith("peer-") else ""
-    return f"{result.row.what}{beside} — {result.row.workload}"
+    compared = f" / {rival}" if result.row.name.startswith("peer-") else ""
+    return f"{result.row.what}{compared} — {result.row.workload}"
 
 
 def plot(results: list[Result], path: Path) -> None:

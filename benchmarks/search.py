@@ -4,8 +4,8 @@
 
 Nothing is timed: what counts is the loss of the best candidate after a fixed number of evaluations,
 the median over thirty starts. Each start is a standard normal point, the same for ours and theirs,
-and so is σ₀ = 1. All searches of a method of ours run side by side under torch.vmap, the peers in
-processes of their own. Needs cma and nevergrad (`pip install "functional_optim[peers]"`).
+and so is σ₀ = 1. All searches of a method of ours run in parallel under torch.vmap, the peers in
+separate processes. Needs cma and nevergrad (`pip install "functional_optim[peers]"`).
 """
 
 from __future__ import annotations

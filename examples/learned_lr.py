@@ -2,9 +2,9 @@
 
     python examples/learned_lr.py
 
-A run of 20 steps is a function of the recipe's numbers, and `torch.func.grad` differentiates it as
-it differentiates anything. Each leaf has a learning rate of its own; all numbers are kept as
-logarithms, and Adam, another recipe, moves them.
+A run of 20 steps is a function of the recipe's hyperparameters, which `torch.func.grad`
+differentiates. Each leaf has a separate learning rate; all hyperparameters are stored as
+logarithms, and Adam, another recipe, updates them.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def _none(grads: Any, state: Any, params: Any = None) -> Any:
 
 
 def evaluate(closure: Callable[[], Any]) -> Any:
-    """Call a closure; if it fails without gradients, explain why there are none."""
+    """Call a closure; if it fails without gradients, explain the cause."""
     try:
         return closure()
     except RuntimeError as error:

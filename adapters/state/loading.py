@@ -283,10 +283,7 @@ def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
 
 
 def _misplaced(x: Any, p: Tensor, beside: bool) -> str | None:
-    """Why a slot of the right shape cannot be used for p; None if it can.
-
-    
-    """
+    """Why a slot of the right shape cannot be used for p; None if it can."""
     if not isinstance(x, Tensor):
         return f"is a {described(x)}, but it needs a tensor"
     if (beside or sharding.is_sharded(x)) and x.dim() == p.dim() > 0:

@@ -35,13 +35,13 @@ class Contender:
     """An optimizer.
 
     recipe: from a rate (a schedule), the decay, AdamW's rate or None, and the steps of a run. lr,
-    decay: the ends of the ranges, four decades each; decay None: it has none. default: the numbers
-    of the function, as it is called without any. other: whether AdamW has a rate of its own.
-    annealed: whether its rate falls to 0. exact: whether it searches along lines, for which losses
-    may have no noise. averages: whether an average of the parameters is what it finds. squares:
-    whether it needs the residuals of a sum of squares. batched: whether it searches for many runs
-    at once. only: the tasks that it is made for; empty: any.
-    free: whether the size of its steps is that of the rate, whatever the size of gradients.
+    decay: the ends of the ranges, four decades each; decay None: it has none. default: the default
+    hyperparameters of the function. other: whether AdamW has a separate rate.
+    annealed: whether its rate falls to 0. exact: whether it has a line search, which needs losses
+    without noise. averages: whether its result is an average of the parameters. squares: whether it
+    needs the residuals of a sum of squares. batched: whether it runs many searches at once. only: its
+    tasks; empty: any.
+    free: whether the size of its steps is the learning rate, independent of the size of gradients.
     """
 
     name: str

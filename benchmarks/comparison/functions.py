@@ -191,7 +191,7 @@ def valleys() -> list[Task]:
         valley("plateau", "valley: plateau", plateau, torch.full((10,), 10.0), 1e-3),
         valley("scales", "valley: bad scales, not rotated", badly_scaled, torch.ones(20), 1e-1),
         valley("kinks", "valley: kinks", kinks, torch.ones(20), 1e-2),
-        valley("cliff", "valley: beside a wall", cliff, torch.full((10,), 1.5), 1e-2),
+        valley("cliff", "valley: next to a wall", cliff, torch.full((10,), 1.5), 1e-2),
         noisy_bowl("heavy-tails", "valley: Cauchy noise", heavy(50), masks=False, passes=0.25),
         noisy_bowl("sparse", "valley: sparse gradients", rare(50), masks=True, passes=2.5e-3),
     ]

@@ -141,10 +141,10 @@ def measured(comparison: Comparison, name: str) -> str:
     cells = [c for c in rates.networks(comparison, name) if not c.contender.exact]
     if cells:
         others = [c.numbers.other_lr for c in cells if c.numbers.other_lr is not None]
-        beside = f" (AdamW's: {between(others)})" if others else ""
+        other = f" (AdamW's: {between(others)})" if others else ""
         count = f"{len(cells)} network{'s' * (len(cells) > 1)}"
         best = between([c.numbers.lr for c in cells])
-        said.append(f"Its best learning rate was {best}{beside} on {count}.")
+        said.append(f"Its best learning rate was {best}{other} on {count}.")
     if (width := rates.width(cells)) is not None:
         near = f"Rates up to a factor of {number(width, 2)} apart gave scores of at most"
         alone = "Twice or half the best rate gave a score of more than"

@@ -25,8 +25,8 @@ def valley(x: Tensor) -> Tensor:
 class SearchCurve(NamedTuple):
     """What a picture shows.
 
-    runs: methods by their labels; the second is the suggested start. axis: its label. steps: how
-    many evaluations. beside: whether trying at random is shown, too.
+    runs: methods by their labels; the second is the suggested start. axis: its label. steps: the
+    number of evaluations. beside: whether random search is shown, too.
     """
 
     runs: dict[str, Callable[[], fo.search.Search]]

@@ -58,7 +58,7 @@ def scale_by_soap(
         correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
         shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂.
         merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
-            max_precond_dim. False: each has a basis of its own.
+            max_precond_dim. False: each has a separate basis.
         refresh: "together": all bases are renewed in the same step; "spread": some in each.
 
         Floats may also be 0-dim tensors or schedules.
@@ -134,8 +134,8 @@ def soap(
     """SOAP, with the arguments and defaults of the authors' code. The first step does not change
     the parameters.
 
-    Vectors and scalars get Adam. Each dimension of the kernel of a convolution has a basis of its
-    own. Use `as_matrix` to describe stacks of matrices and fused projections.
+    Vectors and scalars get Adam. Each dimension of the kernel of a convolution has a separate
+    basis. Use `as_matrix` to describe stacks of matrices and fused projections.
 
     Args:
         lr: learning rate, ≥ 0.

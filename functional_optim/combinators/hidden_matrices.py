@@ -9,7 +9,7 @@ from functional_optim.combinators.as_matrix import ByPath
 from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
 
 EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
-"""Names of embeddings without a word such as `embed` or `emb`: GPT-2, the annotated transformer."""
+"""Names of embeddings that lack `embed` or `emb`: those of GPT-2 and the annotated transformer."""
 
 TOP = ("output", "classifier", "score", "fc", "cls", "logits", "to_logits", "qa_outputs", "heads")
 """Output modules at the top of a model: torchtitan, torchvision, Hugging Face's transformers.

@@ -6,8 +6,8 @@ in the telephone's A-law (ITU-T G.711), and a code is made by one addition and o
 
 Rounding is stochastic where random numbers are given: one is added before the bits are cut off, so
 that what is small against a step is kept in the mean. It would be lost otherwise: an average with
-β = 0.999 changes by a thousandth in a step. Below the first code it goes to the nearest one: a
-small momentum that became a larger one by chance would be a large step.
+β = 0.999 changes by a thousandth in a step. Below the first code it rounds to nearest: a small
+momentum that was randomly rounded to a larger one would be a large step.
 
 A number that is not finite becomes NaN, alone: the others of its block are stored as without it.
 """

@@ -35,7 +35,7 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
 
     Raises:
         TypeError: if an argument is not a `GradientTransformation`.
-        ValueError: if two parts have slots of the same name and no names of their own, a part that
+        ValueError: if two parts have slots of the same name and are not named, a part that
             reads the updated parameters is not the last, or two parts surely multiply the updates
             of one leaf by a learning rate.
 

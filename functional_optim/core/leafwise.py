@@ -170,15 +170,15 @@ def leafwise(
         A `GradientTransformation` whose `update` also takes the extra arguments of `scalars`.
 
     Raises:
-        TypeError: at once, if `init` returns something other than a NamedTuple, or for an argument
-            that there is not.
+        TypeError: at once, if `init` returns something other than a NamedTuple, or for an unknown
+            argument.
         ValueError: at the first use, if `update` writes into its arguments, reads a value of a
             tensor, draws random numbers, or closes over a tensor, or if its operations contradict
             `Runs(batched=True)`.
         ValueError: at once, if a rule that takes batches has codecs or reads new parameters, one
             that has `absent` is not shared or carries nothing, there are variants without `choose`
             or the reverse, `turns` without a `choose` that takes a turn or the reverse, or a codec
-            for a slot that there is not, or one that would be nonnegative or weights.
+            for an unknown slot, or one that would be nonnegative or weights.
 
     Example::
 

@@ -213,8 +213,7 @@ class BoundScalars:
         goal: for what the rules run.
         chooses: whether some of them have variants or gates.
         placed: whether kernels differ in where numbers are.
-        varied: whether the numbers of a rule may be put together in another way than in other
-            steps.
+        varied: whether the structure of the scalars of a rule may differ between steps.
     """
 
     def __init__(

@@ -170,14 +170,14 @@ class Storage(NamedTuple):
         nonnegative: the names of slots whose entries are sizes, such as second moments. All others
             are taken to be linear in the gradients, such as momentum: what changes the basis of
             matrices (`in_basis`) rotates them along. `stored` gives them codes without a sign.
-        weights: the names of slots that are parameters of their own, such as averages or copies of
-            them. `stored` keeps them in full.
+        weights: the names of slots that are separate parameters, such as averages or copies.
+            `stored` keeps them in full.
 
     The other fields are set by `leafwise` (slots: the NamedTuple that `init` returns) and by
     combinators: `stored` (packs, seed), `offload` (home), `as_matrix` (view), `master_weights`
     (weight_codec).
 
-    `leafwise` raises ValueError for a slot that there is not, or that would be packed and also
+    `leafwise` raises ValueError for an unknown slot, or one that would be packed and also
     nonnegative or weights.
 
     Example::

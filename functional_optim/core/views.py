@@ -217,7 +217,7 @@ class MatrixView(NamedTuple):
         return (shape[1], shape[0], *shape[2:]) if self._turns(shape) else shape
 
     def _lengths(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape that a rule of tensors sees; of a vector with blocks, a column."""
+        """The shape that a rule for whole tensors sees; of a vector with blocks, a column."""
         shape = shape if self.merged is None else self.merged(shape)
         return (math.prod(shape), 1) if self.block is not None and len(shape) < 2 else shape
 

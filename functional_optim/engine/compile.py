@@ -54,10 +54,9 @@ def compile(
         donate: write the results into the tensors of `params` and `state`, which are then the ones
             returned (about five times faster than making new ones), whatever tx is. A tensor that
             occurs several times, such as a parameter that the state of `keep_snapshots` holds, is
-            written in the first, parameters before state; the other places get tensors of their
-            own. Inside a transform of torch.func only one-tensor rules write in place. A
-            KeyboardInterrupt comes before all of it is written, or after. False leaves both
-            untouched.
+            written once, parameters before state; the other occurrences get new tensors. Inside a
+            transform of torch.func only one-tensor rules write in place. A KeyboardInterrupt comes
+            before all of it is written, or after. False leaves both untouched.
         strict: raise a RuntimeError where the step cannot be compiled, before anything is written.
             False (the default) falls back to what works, at last to the plain rules, with a warning
             that says why. Sparse gradients and tensors of odd layouts run eagerly either way.
@@ -157,7 +156,7 @@ class Step(Made):
             return new_params, new_state  # a tensor may stand for all of a batch
 
         def write() -> tuple[Any, Any]:
-            if isinstance(self.tx, Leafwise):  # whose state has memory of its own
+            if isinstance(self.tx, Leafwise):  # whose state has separate memory
                 # but for hyperparameters under vmap, of which there is one for all of a batch
                 told: Any = {} if modes.transformed() else state.hyper
                 old = params, state._replace(hyper=told)

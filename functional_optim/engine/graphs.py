@@ -1,6 +1,6 @@
 """A graph of torch.compile that returns new parameters and a new state, and one that writes them.
 
-Written inside of the graph, a result costs no memory of its own: a step takes a third of the time.
+Written inside the graph, a result needs no additional memory: a step takes a third of the time.
 But torch 2.13 then writes some results wrongly, so the graph is tried before it is used.
 """
 

@@ -1,7 +1,7 @@
 """`compile_train_step`: the loss compiled, its gradients outside the graph, and the update.
 
-In one graph with the update Inductor has no seam between forward and backward, and compiles 1.6 to
-2.3 times as long. The update has kernels of its own anyway, which are built while the loss is.
+In one graph with the update Inductor does not separate forward and backward, and compiles 1.6 to
+2.3 times as long. The update has other kernels anyway, which are built while the loss is compiled.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _lock = threading.RLock()
 
 
 class PendingBuild:
-    """Libraries that are being built. beside: what is built at the same time."""
+    """Libraries that are being built. beside: builds that run at the same time."""
 
     def __init__(self, sources: Sequence[Source], beside: Sequence[toolchain.Job]) -> None:
         self.sources = sources

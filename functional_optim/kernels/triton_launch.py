@@ -36,7 +36,7 @@ def uploaded(values: array.array[int], device: torch.device, here: Tensor | None
 class Gradients:
     """The addresses of the gradients of some tensors, as a vector on a device.
 
-    It is rewritten where one has changed, into memory of its own: a kernel of an earlier step
+    It is rewritten where one has changed, into new memory: a kernel of an earlier step
     may still be reading the last one. count: of the tensors.
     """
 

@@ -51,7 +51,7 @@ def run(
             leading dimension of problems, with a field `status`, which is RUNNING until the end.
         step: takes them a step further, and leaves those as they are that are not running.
         x0: (B, n).
-        data: what each problem has of its own, a tree of tensors (B, ...).
+        data: the data of each problem, a tree of tensors (B, ...).
         capacity: how many problems are evaluated together at most.
         fixed: always evaluate that many.
         alone: whether there is one problem, so that no slots are kept for others.

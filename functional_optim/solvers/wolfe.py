@@ -100,7 +100,7 @@ def across(s: WolfeSearch, f: Tensor, slope: Tensor, noise: Tensor) -> tuple[Wol
 
 
 def _next(s: WolfeSearch, new: LineEnd, enough: Tensor) -> tuple[WolfeSearch, Tensor]:
-    """The search with its next trial, and whether there is none."""
+    """The search with its next trial, and whether the search has ended."""
     second = s.second | (enough & (new.slope >= 0))
     tilt = C1 * s.origin.slope
     tilted = ~second & (new.f <= s.low.f) & ~enough

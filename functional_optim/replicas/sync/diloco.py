@@ -183,7 +183,7 @@ def diloco(
         θ ← φ + alpha · (θ − φ)
 
     With several fragments they take turns, one every `every / fragments` steps, which spreads the
-    traffic; each has an outer state of its own.
+    traffic; each has a separate outer state.
 
     A refused synchronization takes back what was done to its fragment since the fragment's last
     one: its parameters are the anchor again, and inner slots of its leaves what they were then,
