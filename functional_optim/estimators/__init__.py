@@ -1,4 +1,4 @@
-"""Gradients without a backward pass: estimators that feed any transformation."""
+"""Gradients without a backward pass: estimators for any transformation."""
 
 from functional_optim.estimators.diagonals import gauss_newton_bartlett as gauss_newton_bartlett
 from functional_optim.estimators.diagonals import hutchinson as hutchinson

@@ -1,5 +1,5 @@
-"""The diagonal of the Hessian, estimated from products with random vectors or from sampled labels,
-and its average in the state of Sophia.
+"""The diagonal of the Hessian, estimated from Hessian-vector products or from sampled labels, and
+its average in the state of Sophia.
 
 An estimate is a pure function of parameters and seed.
 """
@@ -28,8 +28,9 @@ Diagonal = Callable[..., Tree]
 def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
     """Estimate the diagonal of the Hessian of a loss by z ⊙ (H z) with random signs z.
 
-    Unbiased; exact where H is diagonal. An element's variance is the sum of the squares of the
-    other elements of its row, over `samples`. A sample costs two backward passes.
+    The estimate is unbiased, and exact if H is diagonal. The variance of an element is the sum of
+    the squares of the other elements of its row, divided by `samples`. A sample costs two backward
+    passes.
 
     Args:
         loss_fn: `loss_fn(params, *args)` returns one number.
@@ -37,10 +38,10 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
 
     Returns:
         `diagonal(params, seed, *args)`, a tree like params. seed: a Python integer, or a 0-dim
-        tensor of integers; take another one for each estimate, such as the number of the step.
+        tensor of integers; use a different one for each estimate, such as the number of the step.
 
     Raises:
-        ValueError: for samples out of range; from diagonal, for a loss that is no number.
+        ValueError: for samples out of range; from diagonal, for a loss that is not a number.
 
     Papers: Bekas, Kokiopoulou, Saad, "An estimator for the diagonal of a matrix",
     https://doi.org/10.1016/j.apnum.2007.01.003; Liu et al., "Sophia",
@@ -83,7 +84,7 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
 def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
     """Estimate the diagonal of the Gauss–Newton matrix of a cross-entropy from sampled labels.
 
-    Labels are drawn from the model's own predictions, and g is the gradient of the mean
+    Labels are sampled from the model's predictions, and g is the gradient of the mean
     cross-entropy with these: the estimate is B · g ⊙ g, for B predictions. It is never negative,
     and costs one forward and one backward pass.
 
@@ -93,10 +94,10 @@ def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
 
     Returns:
         `diagonal(params, seed, *args)`, a tree like params. seed: a Python integer, or a 0-dim
-        tensor of integers; take another one for each estimate, such as the number of the step.
+        tensor of integers; use a different one for each estimate, such as the number of the step.
 
     Raises:
-        ValueError: from diagonal, if there are no logits of that form.
+        ValueError: from diagonal, for logits of another form.
 
     Paper: Liu et al., "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
     Pre-training", https://arxiv.org/abs/2305.14342, Algorithm 2.
@@ -136,7 +137,7 @@ def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
 
 
 def sampled(seed: Tensor, logits: Tensor) -> Tensor:
-    """A class for each row of logits, drawn from their softmax."""
+    """A class for each row of logits, sampled from their softmax."""
     key = draws.stream(seed, 0)
     like = torch.empty(len(logits), 1, dtype=torch.float64, device=logits.device)
     uniform = torch.special.ndtr(draws.leaf(key, "labels", like))
@@ -145,20 +146,20 @@ def sampled(seed: Tensor, logits: Tensor) -> Tensor:
 
 
 def observe_hessian(state: Any, hessian: Any) -> Any:
-    """Take an estimate of the Hessian's diagonal into Sophia's average: h ← β₂ h + (1 − β₂) ĥ.
+    """Add an estimate of the Hessian's diagonal to Sophia's average: h ← β₂ h + (1 − β₂) ĥ.
 
-    Pure: the old state stays as it is. The count of steps does not go on.
+    A pure function: the old state does not change. The step count does not increase.
 
     Args:
         state: of a transformation with `scale_by_sophia` in it.
         hessian: a tree like the parameters, `None` for those without an estimate.
 
     Returns:
-        The new state. β₂ is the value that the state shows, that of the last step.
+        The new state. β₂ is the value of the last step, from the state.
 
     Raises:
-        ValueError: if there is no Sophia in the state, or more than one, or if `stored` has packed
-            the average.
+        ValueError: if the state has no Sophia, or more than one, or if `stored` has packed the
+            average.
 
     Example::
 
@@ -200,7 +201,7 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
 
 
 def with_estimate(average: Tensor, estimate: Tensor, weight: Any) -> Tensor:
-    """An average with one more estimate in it, in its own dtype."""
+    """An average with one more estimate, in its dtype."""
     wide = torch.promote_types(average.dtype, torch.float32)
     share = weight.to(average.device, wide) if isinstance(weight, Tensor) else weight
     old, new = average.to(wide), estimate.detach().to(wide)

@@ -16,22 +16,22 @@ from functional_optim.search.shaping import centered_ranks
 def es_gradient(
     population: int = 64, sigma: numeric.Hyper = 0.02, *, ranks: bool = True, batched: bool = True
 ) -> Estimator:
-    """Estimate the gradient of the loss blurred by normal noise, from a population in pairs.
+    """Estimate the gradient of the loss smoothed by normal noise, from antithetic pairs.
 
     With directions zᵢ of normal numbers and n candidates p ± σ zᵢ, half of them on each side:
     1 / (n σ) Σ (F(p + σ zᵢ) − F(p − σ zᵢ)) zᵢ, where F is the loss or its centred rank.
 
     Args:
-        population: how many candidates, even, ≥ 2. Default 64; more for many parameters.
-        sigma: how far they are spread, > 0: a number, a 0-dim tensor, or a schedule. Default 0.02,
+        population: number of candidates, even, ≥ 2. Default 64; more for many parameters.
+        sigma: their standard deviation, > 0: a number, a 0-dim tensor, or a schedule. Default 0.02,
             as in the authors' code (https://github.com/openai/evolution-strategies-starter).
         ranks: replace the losses by their ranks, evenly from −0.5 for the best to 0.5 for the
-            worst: then neither outliers nor the size of the loss matter, and NaN and infinite
-            losses rank last. The estimate has the gradient's direction, not its length. False: the
-            losses themselves; unbiased for the blurred loss, and a pair with a NaN or an infinite
-            loss counts nothing.
-        batched: evaluate all at once, under torch.vmap. False: one after the other, each leaf moved
-            when it is read.
+            worst: outliers and the scale of the loss then have no effect, and NaN and infinite
+                losses rank last. The estimate has the gradient's direction, not its length. False:
+                use the losses; this is unbiased for the smoothed loss, and ignores a pair with a
+                NaN or an infinite loss.
+        batched: evaluate all at once, under torch.vmap. False: one after the other, each leaf
+            perturbed when it is read.
 
     Raises:
         ValueError: for hyperparameters out of range.

@@ -30,20 +30,20 @@ def forward_gradient(
     """Estimate a gradient by its products with random directions: the mean of (∇f · z) z.
 
     The products come from forward-mode differentiation (torch.func.jvp), exact and without a
-    backward pass: no activations are kept. Unbiased. An element's variance is ‖g‖² + gᵢ² over the
-    number of directions for normal numbers, and ‖g‖² − gᵢ² for signs, so the noise grows with the
-    number of parameters.
+    backward pass: no activations are stored. The estimate is unbiased. The variance of an element
+    is ‖g‖² + gᵢ² for normal numbers, and ‖g‖² − gᵢ² for signs, divided by the number of directions,
+    so the noise increases with the number of parameters.
 
     Args:
-        directions: how many to average, ≥ 1. Default 1, the paper's.
+        directions: number of directions to average, ≥ 1. Default 1, the paper's.
         distribution: "normal" (the paper's) or "rademacher", random signs.
         batched: all directions at once, under torch.vmap. False: one after the other.
 
-    It has no `ask` and `tell`: it must differentiate the loss itself, whose operations all need
-    forward-mode derivatives.
+    It does not support `ask` and `tell`: it must differentiate the loss function, whose operations
+    all need forward-mode derivatives.
 
     Raises:
-        ValueError: for hyperparameters out of range and another distribution.
+        ValueError: for hyperparameters out of range or an unknown distribution.
         TypeError: from ask and tell.
 
     Papers: Baydin, Pearlmutter, Syme, Wood, Torr, "Gradients without Backpropagation",

@@ -1,4 +1,4 @@
-"""Fine-tuning in the memory of inference."""
+"""Fine-tuning with the memory of inference."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ NORMAL = Rays(1, False, False)
 def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
     """Estimate a gradient from two forward passes, in the memory of one: (f⁺ − f⁻) / (2 ε) · z.
 
-    z is never stored. It is drawn again from seed and count wherever it is needed, and each
-    parameter is moved only while an operation reads it, from the untouched weights: adding ε z,
-    −2 ε z and ε z in place, as the paper's Algorithm 1 does, lets half types drift without any
-    learning. What is left of an estimate is one number (`state.weights`), so a log of the states
-    is enough to make the run again: see `replay`.
+    z is never stored. It is regenerated from seed and count when needed, and each parameter is
+    perturbed only while an operation reads it, from the unchanged weights: adding ε z, −2 ε z and ε
+    z in place, as in the paper's Algorithm 1, accumulates rounding errors in half types. An
+    estimate is determined by one number (`state.weights`), so a log of the states is enough to
+    replay the run: see `replay`.
 
     Args:
-        eps: how far to go, > 0: a number, a 0-dim tensor, or a schedule. Default 1e-3, the
-            paper's.
+        eps: size of the perturbation, > 0: a number, a 0-dim tensor, or a schedule. Default 1e-3,
+            the paper's.
         samples: estimates to average, one after the other, ≥ 1. Default 1, the paper's.
 
-    `measure(loss_fn)(state, params)` is the two forward passes alone, and `mezo_step_` adds to the
-    parameters leaf by leaf: both together never hold more than a leaf's noise.
+    `measure(loss_fn)(state, params)` makes only the two forward passes, and `mezo_step_` updates
+    the parameters leaf by leaf: together they never store the noise of more than one leaf.
     `value_and_grad(loss_fn)` builds the whole gradient, for any transformation.
 
-    Inside torch.compile and torch.vmap all moved parameters are made first.
+    Inside torch.compile and torch.vmap all perturbed parameters are computed first.
 
     Raises:
         ValueError: for hyperparameters out of range.
@@ -67,10 +67,10 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
 def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
     """Descend along mezo's estimate, **in place** and leaf by leaf: p ← p − lr · Σ wᵢ zᵢ.
 
-    The same as `fo.sgd(lr)` on the whole gradient, which is never there.
+    Equal to `fo.sgd(lr)` on the whole gradient, without storing it.
 
     Args:
-        params: the parameters that were measured.
+        params: the parameters that were passed to `measure`.
         state: the state after `measure`, or one of a log.
         lr: learning rate.
 

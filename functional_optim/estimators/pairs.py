@@ -1,6 +1,6 @@
 """Estimates from the loss on both sides of the parameters: ± a step along random directions.
 
-Parameters may be made when they are read, so that no two of them need be there at once.
+Perturbed parameters may be computed when they are read, so that only one is stored at a time.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ LOOKS = {
     getattr(Tensor, name)
     for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "__len__")
 }
-"""What can be said of a tensor without its values."""
+"""Functions that need no values of a tensor."""
 
 
 class Lazy(Tensor):
     """A tensor like p, with values that `make` returns, each time that an operation reads them.
 
-    It has p's memory, so its own costs none. Tied parameters are made at each place where they are
-    used. Operations of torch see plain tensors.
+    It shares p's memory. Tied parameters are computed at each use. Operations of torch get plain
+    tensors.
     """
 
     make: Callable[[], Tensor]
@@ -99,10 +99,10 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
     Args:
         name: for error messages.
-        rays: how the directions z are drawn.
+        rays: the distribution of the directions z.
         reach: c, a hyperparameter.
-        weigh: what the two losses say. For a difference quotient, (f⁺ − f⁻) / n.
-        lazy: may a leaf be moved when an operation reads it?
+        weigh: the weights of two losses. For a difference quotient, (f⁺ − f⁻) / n.
+        lazy: whether a leaf may be perturbed when an operation reads it.
     """
     n = rays.number
 
@@ -171,5 +171,5 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
 
 def differences(plus: Tensor, minus: Tensor) -> Tensor:
-    """f⁺ − f⁻, divided by how many of them are finite; 0 where it is not."""
+    """f⁺ − f⁻, divided by the number of finite ones; 0 where it is not finite."""
     return shared(plus - minus)

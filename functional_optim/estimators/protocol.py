@@ -1,7 +1,7 @@
-"""The protocol of gradient estimators, and what is drawn for them.
+"""The protocol of gradient estimators, and their random directions.
 
-Every estimate is a sum of random directions, each times one number. The directions are a pure
-function of seed and count, so these numbers are all that an estimate has to remember.
+Every estimate is a sum of random directions, each times a weight. The directions are a pure
+function of seed and count, so an estimate has to store only these weights.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from functional_optim.core.factory import Made
 
 
 class EstimatorState(NamedTuple):
-    """What an estimator remembers: enough to make its last estimate again, bitwise.
+    """The state of an estimator, from which its last estimate can be recomputed, bitwise.
 
-    step: 0-dim int64, how many estimates were made.
+    step: 0-dim int64, the number of estimates.
     seed: 0-dim int64.
     weights: (directions,) float64, the factor of each direction in the last estimate.
 
@@ -44,17 +44,17 @@ class EstimatorFunctions(NamedTuple):
 
     init: Callable[..., EstimatorState]
     measure: Callable[..., Any]
-    """measure(loss_fn)(state, params, *args) → value, state: all but the gradient."""
+    """measure(loss_fn)(state, params, *args) → value, state: everything except the gradient."""
     gradient: Callable[[EstimatorState, Tree], Tree]
     candidates: Callable[[EstimatorState, Tree], Tree]
     read: Callable[[Tensor, EstimatorState], tuple[Tensor, EstimatorState]]
     """Losses of the candidates, and the state before them → value, state."""
     name: str = ""
-    """What checkpoints of `adapters.GradientFree` call it."""
+    """Its name in checkpoints of `adapters.GradientFree`."""
 
 
 class Estimator(Made, EstimatorFunctions):
-    """Pure functions that estimate gradients, for any transformation to work on.
+    """Pure functions that estimate gradients, for any transformation.
 
     ::
 
@@ -63,20 +63,19 @@ class Estimator(Made, EstimatorFunctions):
         updates, opt_state = tx.update(grads, opt_state, params)
 
     `loss_fn(params, *args)` returns one number. It is evaluated without recording gradients.
-    `value` is what was seen of the loss, 0-dim float64: the mean of what is finite of it, infinite
-    if nothing is. `grads` is a tree like params in compute dtype (float32, or float64 for doubles).
+    `value` is the mean of the finite losses, 0-dim float64; infinite if none is finite. `grads` is
+    a tree like params in compute dtype (float32, or float64 for doubles).
 
-    Methods that only look at values of the loss also have `ask` and `tell`, for losses that come
-    from elsewhere; the candidates have a leading dimension::
+    Methods that use only values of the loss also have `ask` and `tell`, if you compute the losses
+    separately; the candidates have a leading dimension::
 
         candidates, state = est.ask(state, params)
         (value, grads), state = est.tell(candidates, losses, state)
 
-    A direction along which the loss is NaN or infinite counts nothing.
+    A direction along which the loss is NaN or infinite is ignored.
 
     `init(params, seed)` takes a Python integer or a 0-dim tensor as its seed; `torch.vmap` over it
-    makes an ensemble. `gradient(state, params)` makes the estimate of a state once more, which is
-    all that `replay` needs.
+    makes an ensemble. `gradient(state, params)` recomputes the estimate of a state, for `replay`.
 
     Example::
 
@@ -103,7 +102,7 @@ class Estimator(Made, EstimatorFunctions):
         return estimate
 
     def ask(self, state: EstimatorState, params: Tree) -> tuple[Tree, EstimatorState]:
-        """Where the loss is to be evaluated: a tree like params with a leading dimension."""
+        """The points to evaluate the loss at: a tree like params with a leading dimension."""
         return self.candidates(state, params), state
 
     def tell(
@@ -136,12 +135,12 @@ def replay(
     log: Iterable[EstimatorState],
     opt_state: Tree | None = None,
 ) -> tuple[Tree, Tree]:
-    """Make a run again from its log of scalars, bitwise, without a loss or data.
+    """Replay a run from its log of scalars, bitwise, without a loss or data.
 
     Args:
-        estimator: the one of the run.
-        tx: what turned its estimates into updates. It follows its schedules; where somebody gave it
-            new hyperparameters at some step, replay piece by piece.
+        estimator: that of the run.
+        tx: the transformation of the run. It follows its schedules; if hyperparameters were changed
+            at some step, replay the parts before and after it separately.
         params: the parameters at the start of the log.
         log: the states after each estimate. One takes 24 bytes, more with several directions.
         opt_state: of tx at the start of the log. Default: `tx.init(params)`.
@@ -173,8 +172,8 @@ def replay(
 class Rays(NamedTuple):
     """The directions of an estimate.
 
-    number: how many. signs: random signs instead of normal numbers? batched: all of them at once
-    (else one leaf of one direction at a time is all that is ever there)?
+    number: of directions. signs: whether to use random signs instead of normal numbers. batched:
+    whether to compute all at once; otherwise one leaf of one direction at a time.
     """
 
     number: int
@@ -208,12 +207,12 @@ class Rays(NamedTuple):
         return torch.vmap(lambda i: self.one(key, i, path, p))(every)
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
-        """The sum of directions times weights that a state stands for."""
+        """The sum of directions times weights of a state."""
         key = draws.stream(state.seed, state.step)
         return tree.map_with_path(lambda path, p: self.sum(key, state.weights, path, p), params)
 
     def sum(self, key: Tensor, weights: Tensor, path: str, p: Tensor) -> Tensor:
-        """One leaf of that."""
+        """One leaf of this sum."""
         if self.batched:
             z = self.all(key, path, p)
             own = weights.to(z.device, z.dtype)
@@ -226,29 +225,29 @@ class Rays(NamedTuple):
 
 
 def key_ahead(state: EstimatorState) -> tuple[Tensor, Tensor]:
-    """The key of the next estimate, and its number t = 1, 2, … in float64."""
+    """The key of the next estimate, and its index t = 1, 2, … in float64."""
     step = state.step + 1
     return draws.stream(state.seed, step), step.to(torch.float64)
 
 
 def seen(losses: Tensor) -> Tensor:
-    """The mean of the losses that are finite; infinite if none is."""
+    """The mean of the finite losses; infinite if none is finite."""
     count = losses.isfinite().sum()
     return torch.where(count > 0, finite(losses).sum() / count.clamp(min=1), torch.inf)
 
 
 def shared(x: Tensor) -> Tensor:
-    """What is finite, divided by how many are, so that the sum is a mean; 0 for the others."""
+    """Finite values divided by their number, so that the sum is a mean; 0 for the others."""
     return finite(x) / x.isfinite().sum().clamp(min=1)
 
 
 def finite(x: Tensor) -> Tensor:
-    """What is finite, and 0 for what is not."""
+    """The values, with 0 for those that are not finite."""
     return torch.where(x.isfinite(), x, 0.0)
 
 
 def number(name: str, value: Any) -> Tensor:
-    """What a loss function returned, 0-dim."""
+    """The return value of a loss function, 0-dim."""
     x = torch.as_tensor(value)
     if x.numel() != 1 or x.is_complex():
         raise ValueError(
@@ -259,6 +258,6 @@ def number(name: str, value: Any) -> Tensor:
 
 
 def check_count(name: str, what: str, count: Any) -> None:
-    """Raise unless a number of directions is an integer of 1 or more."""
+    """Raise ValueError unless a number of directions is an integer of 1 or more."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"{name} needs an integer of 1 or more as {what}, but got {count!r}.")

@@ -16,21 +16,22 @@ def spsa(
 ) -> Estimator:
     """Estimate a gradient from two values of the loss: (f(p + cₜ Δ) − f(p − cₜ Δ)) / (2 cₜ) · Δ.
 
-    Δ has random signs. Where the loss is noisy, its differences drown in noise if c is small, and
-    are off by curvature if it is large; cₜ = c / tᵞ falls slowly enough for convergence.
+    Δ has random signs. With a noisy loss, noise dominates the differences if c is small, and
+    curvature biases them if it is large; cₜ = c / tᵞ decreases slowly enough for convergence.
 
     Args:
-        c: how far to go, > 0: a number, a 0-dim tensor, or a schedule. Spall advises the standard
-            deviation of the noise in the loss, and a small number if there is none. Default 0.01.
-        gamma: how fast it decreases, ≥ 0; also a number, tensor or schedule. Default 0.101,
+        c: size of the perturbation, > 0: a number, a 0-dim tensor, or a schedule. Spall recommends
+            the standard deviation of the noise in the loss, and a small number without noise.
+            Default 0.01.
+        gamma: its rate of decrease, ≥ 0; also a number, tensor or schedule. Default 0.101,
             Spall's; 0 for a constant c.
         samples: pairs of evaluations per estimate, ≥ 1; their estimates are averaged.
-        batched: evaluate all at once, under torch.vmap. False: one after the other, each leaf moved
-            when it is read, for losses that cannot be vmapped and for short memory.
+        batched: evaluate all at once, under torch.vmap. False: one after the other, each leaf
+            perturbed when it is read, for losses that cannot be vmapped and to save memory.
 
-    With `spsa_gain` as the learning rate of plain descent this is Spall's algorithm, but any
-    transformation will do. Unbiased up to c²; exact for quadratics but for the variance, where each
-    element's is ‖g‖² − gᵢ² over `samples`.
+    With `spsa_gain` as the learning rate of gradient descent this is Spall's algorithm, but you can
+    use any transformation. The bias is O(c²), and 0 for quadratics; the variance of an element is
+    then ‖g‖² − gᵢ², divided by `samples`.
 
     Raises:
         ValueError: for hyperparameters out of range.
@@ -68,9 +69,9 @@ def spsa_gain(
 
     Args:
         a: the scale, > 0.
-        stability: A, ≥ 0. Spall advises a tenth of the number of steps, or less. Default 0.
-        alpha: how fast it falls, > 0. Default 0.602, Spall's, the least that is known to work in
-            theory; 1 is best for endless runs.
+        stability: A, ≥ 0. Spall recommends a tenth of the number of steps, or less. Default 0.
+        alpha: its rate of decrease, > 0. Default 0.602, Spall's, the smallest value with a
+            convergence proof; 1 is asymptotically optimal.
 
     Raises:
         ValueError: for hyperparameters out of range.

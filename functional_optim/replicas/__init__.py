@@ -1,4 +1,4 @@
-"""Training with replicas that may fail: coordinators, and the loop that votes before it updates."""
+"""Training with replicas that may fail: coordinators, and a loop that votes before each update."""
 
 from functional_optim.combinators.local_steps import Synced as Synced
 from functional_optim.replicas.alone import Local as Local

@@ -14,7 +14,7 @@ class Local(Coordinator):
     """A group of one: every step is committed unless an error is reported.
 
     Args:
-        max_retries: as for `Coordinator`.
+        max_retries: see `Coordinator`.
 
     Example::
 
@@ -42,12 +42,13 @@ class Local(Coordinator):
 
 
 class Scripted(Coordinator):
-    """A group whose answers are written down beforehand, for tests.
+    """A group with predefined decisions, for tests.
 
     Args:
-        script: for each step True (commit), False (refuse), or a whole `Decision`. Where such a
-            `Decision` says `healed`, this replica is healed with what `peer` returns.
-        peer: returns what a healthy replica has saved, e.g. the method `saved` of its coordinator.
+        script: for each step True (commit), False (refuse), or a whole `Decision`. If a `Decision`
+            has `healed`, this replica is healed with the result of `peer`.
+        peer: returns the saved state of a healthy replica, e.g. the method `saved` of its
+            coordinator.
         heals_at_start: heal in `start`, as torchft with `use_async_quorum=False`; by default in
             `decide`, as with an asynchronous quorum.
         max_retries: as for `Coordinator`.

@@ -1,4 +1,4 @@
-"""The protocol between a replica and the group that trains with it; reductions in few vectors."""
+"""The protocol between a replica and its group; bucketed reductions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Wait = Callable[[], Tensor]
 
 
 class Reduction:
-    """A reduction on its way. `wait()` returns the averaged tree.
+    """An asynchronous reduction. `wait()` returns the averaged tree.
 
     Example::
 
@@ -34,9 +34,9 @@ class Reduction:
         self._finish = finish
 
     def wait(self) -> Any:
-        """The mean over the participants, a tree like the one that was given: new tensors.
+        """The mean over the participants, a tree of new tensors like the input.
 
-        Waiting twice gives the same tree.
+        Waiting twice returns the same tree.
         """
         made = self._finish()
         self._finish = lambda: made
@@ -46,16 +46,16 @@ class Reduction:
 def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes: int) -> Reduction:
     """Average a tree: one call of `mean` for every vector of at most bucket_bytes.
 
-    Tensors of one dtype and device are laid end to end and cut into vectors; one tensor may span
-    several. So each element is reduced exactly once, whatever the sizes.
+    Tensors of one dtype and device are concatenated and cut into vectors; one tensor may span
+    several. So each element is reduced exactly once, for tensors of any size.
 
     Args:
         values: pytree of floating-point or complex tensors (of a DTensor, this process's part).
         mean: starts the average of a vector over the participants; it may write into it.
-        bucket_bytes: ≥ 1; at least one element goes into a vector.
+        bucket_bytes: ≥ 1; a vector has at least one element.
 
     Raises:
-        TypeError: for a leaf that is no dense floating-point or complex tensor.
+        TypeError: for a leaf that is not a dense floating-point or complex tensor.
     """
     leaves = tree.leaves(values)
     for path, x in tree.items(values):
@@ -92,13 +92,13 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
 
 
 def _local(x: Tensor) -> Tensor:
-    """This process's part of a tensor, as real numbers."""
+    """The local shard of a tensor, as real numbers."""
     x = sharding.part(x.detach())
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _like(values: Tensor, leaf: Tensor) -> Tensor:
-    """What was averaged, in the form of the tensor that was given."""
+    """The average, in the form of the input tensor."""
     like = sharding.part(leaf)
     if like.is_complex():  # copied, as real neighbours may have put it at an odd place
         values = torch.view_as_complex(values.clone())
@@ -112,13 +112,13 @@ Save = Callable[[], Any]
 
 
 class Decision(NamedTuple):
-    """What a group says of a step.
+    """A group's decision on a step.
 
-    committed: is it to be taken? If not, it has never been.
-    healed: was this replica's state replaced by a peer's since the step began?
-    step: how many steps are committed, this one included.
-    participants: how many replicas have contributed to it. One that is healing does not.
-    reason: why it was refused, in words; "" where it was committed.
+    committed: whether to take the step.
+    healed: whether this replica's state was replaced by a peer's since the step began.
+    step: number of committed steps, including this one.
+    participants: number of replicas that contributed; a replica that is healing does not.
+    reason: why the step was refused; "" if it was committed.
 
     Example::
 
@@ -140,28 +140,29 @@ class Decision(NamedTuple):
 
 
 class Coordinator:
-    """A replica's connection to its group; what every implementation has in common.
+    """A replica's connection to its group: the base class of all implementations.
 
-    A step is `start()`, any number of `allreduce(tree)`, then `decide()`. The vote comes before the
-    update: where a peer's state arrives with it, a candidate computed before would belong to a
-    state that is no more.
+    A step is `start()`, any number of `allreduce(tree)`, then `decide()`. The vote precedes the
+    update: if a peer's state arrives with it, an update computed earlier would belong to the
+    replaced state.
 
     ::
 
-        coordinator.register("weights", load, save)     # once: what a peer needs to heal
+        coordinator.register("weights", load, save)     # once: the state for peers
         coordinator.start()
         mean = coordinator.allreduce(grads).wait()
         decision = coordinator.decide()                 # may call load
-        if decision.committed: ...                      # update what is there now
+        if decision.committed: ...                      # update the current state
 
-    `Replica` (for pure transformations) and `adapters.FaultTolerantOptimizer` do just that.
+    `Replica` (for pure transformations) and `adapters.FaultTolerantOptimizer` implement this loop.
 
     Args:
         bucket_bytes: size of the vectors that tensors are joined to for a reduction, ≥ 1. Default:
-            25 MiB, as torch's DistributedDataParallel has it.
-        max_retries: how many refused steps in a row to bear; the next one raises. None: all.
+            25 MiB, as in torch's DistributedDataParallel.
+        max_retries: number of consecutive refused steps that are accepted; the next one raises.
+            None: unlimited.
 
-    An implementation overrides `_start`, `_mean`, `_decide` and, as it needs them, `_take_back` and
+    An implementation overrides `_start`, `_mean`, `_decide` and, if needed, `_take_back` and
     `_close`.
 
     Example::
@@ -185,7 +186,7 @@ class Coordinator:
     """
 
     heals_at_start = True
-    """Does a peer's state arrive in `start`, before this replica offers anything?"""
+    """Whether a peer's state arrives in `start`, before this replica contributes."""
 
     def __init__(self, *, bucket_bytes: int = 25 * 2**20, max_retries: int | None = None) -> None:
         if bucket_bytes < 1:
@@ -195,11 +196,11 @@ class Coordinator:
         self.bucket_bytes = bucket_bytes
         self.max_retries = max_retries
         self.step = 0
-        """How many steps are committed."""
+        """Number of committed steps."""
         self.decision: Decision | None = None
-        """The last one."""
+        """The last decision."""
         self.error: BaseException | None = None
-        """What was reported of the step that is open."""
+        """The error reported for the open step."""
         self._loads: dict[str, tuple[Load, Save]] = {}
         self._open = False
         self._closed = False
@@ -208,16 +209,16 @@ class Coordinator:
         self._refused = 0
 
     def register(self, key: str, load: Load, save: Save) -> None:
-        """Say how a part of this replica is saved for a peer, and how a peer's is loaded.
+        """Register functions that save a part of this replica for a peer, and load a peer's.
 
         Args:
             key: its name, the same on all replicas.
-            load: called with what `save` has returned on a peer. Called from `start` or `decide`.
+            load: called with the result of `save` on a peer. Called from `start` or `decide`.
             save: returns a pytree of tensors and other picklable values. It may be called from
                 another thread while a step is open, and its tensors are copied.
 
         Raises:
-            ValueError: for a key that is taken.
+            ValueError: for a key that is already registered.
         """
         if key in self._loads:
             raise ValueError(
@@ -227,12 +228,12 @@ class Coordinator:
         self._loads[key] = (load, save)
 
     def saved(self) -> dict[str, Any]:
-        """All that is registered, copied: what a peer needs to heal."""
+        """A copy of all registered parts, for a peer to heal."""
         return {key: self.copied(save) for key, (_, save) in self._loads.items()}
 
     @staticmethod
     def copied(save: Save) -> Any:
-        """What a `save` returns, apart from what will be written to later."""
+        """A copy of the result of a `save`."""
 
         def one(x: Any) -> Any:
             return x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)
@@ -240,7 +241,7 @@ class Coordinator:
         return tree.map(one, save())
 
     def heal(self, saved: dict[str, Any]) -> None:
-        """Replace all that is registered by what a peer has saved.
+        """Replace all registered parts by those that a peer has saved.
 
         Raises:
             ValueError: if the two replicas have not registered the same keys. Nothing is loaded.
@@ -257,7 +258,7 @@ class Coordinator:
         self._must_heal = False
 
     def start(self) -> None:
-        """Begin a step: find out who takes part. Where that heals at once, parts are loaded here.
+        """Begin a step and form the quorum. If this heals immediately, parts are loaded here.
 
         Raises:
             RuntimeError: if a step is open, or the coordinator is closed.
@@ -280,8 +281,8 @@ class Coordinator:
             values: pytree of floating-point or complex tensors, the same shapes on all replicas.
 
         Returns:
-            The reduction; `.wait()` gives the mean, as new tensors. What a replica gives that is
-            healing is left out. If an error was or is reported, the result means nothing, and the
+            The reduction; `.wait()` returns the mean, as new tensors. Values of a replica that is
+            healing are ignored. If an error was or is reported, the result is undefined, and the
             step will be refused.
 
         Raises:
@@ -292,11 +293,11 @@ class Coordinator:
         return reduce_in_buckets(values, self._mean, self.bucket_bytes)
 
     def report_error(self, error: BaseException) -> None:
-        """Say that something went wrong with this step on this replica.
+        """Report an error of this replica in this step.
 
-        While the step is open, it will be refused. After it was committed, it means that the step
-        could not be taken here: it is taken back, and this replica must be healed by a peer before
-        it takes part in another.
+        An open step will be refused. After the commit, the report means that this replica could not
+        take the step: the step is taken back, and a peer must heal this replica before it
+        participates in another.
 
         Raises:
             RuntimeError: if no step is open and none was committed.
@@ -317,12 +318,13 @@ class Coordinator:
             ) from error
 
     def decide(self) -> Decision:
-        """Vote on the open step, and learn what the group says. Healing ends here at the latest.
+        """Vote on the open step, and return the decision of the group. Healing ends here at the
+        latest.
 
         Raises:
             RuntimeError: if no step is open; after more than max_retries refused ones in a row; if
-                a step was half taken here, or a heal failed, and the next step is committed though
-                no peer has healed this replica.
+                an update or a heal failed midway, and the next step is committed although no peer
+                has healed this replica.
         """
         self._check_open("decide()")
         self._open = False
@@ -352,7 +354,7 @@ class Coordinator:
 
     @property
     def is_open(self) -> bool:
-        """Has a step begun that is not decided?"""
+        """Whether a step is open."""
         return self._open
 
     def __enter__(self) -> Any:
@@ -374,7 +376,7 @@ class Coordinator:
             )
 
     def _refusal(self) -> str:
-        """Why this replica is against the step; "" if it is not."""
+        """The reason of this replica's vote against the step; "" for a vote in favor."""
         return "" if self.error is None else in_words(self.error)
 
     def _start(self) -> None:
@@ -387,15 +389,15 @@ class Coordinator:
         raise NotImplementedError
 
     def _report(self, error: BaseException) -> None:
-        """An error was reported of the open step."""
+        """Called when an error of the open step is reported."""
 
     def _take_back(self) -> None:
-        """The step counted last was not taken after all."""
+        """Called when the last committed step is taken back."""
 
     def _close(self) -> None:
         """Leave the group."""
 
 
 def in_words(error: BaseException) -> str:
-    """An error in a reason."""
+    """The text of an error in a reason."""
     return f"{type(error).__name__}: {error}".removesuffix(".")

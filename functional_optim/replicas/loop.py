@@ -1,4 +1,4 @@
-"""A replica that trains a pure transformation with its group: vote first, then update."""
+"""A replica that trains a pure transformation in a group: vote first, then update."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from functional_optim.replicas.torchft import as_coordinator
 
 
 class ReplicaState(NamedTuple):
-    """All that a replica has and a peer would need: one tree, healed as a whole.
+    """The complete state of a replica: one tree, healed as a whole.
 
     params: the parameters.
-    state: that of the transformation; its step counts are in it, so schedules heal too.
-    extra: what else the training depends on, any pytree: a seed, a place in the data, batch-norm
-        statistics.
+    state: that of the transformation; it has the step counts, so schedules heal too.
+    extra: everything else that training depends on, any pytree: a seed, a position in the data,
+    batch-norm statistics.
 
     Example::
 
@@ -43,7 +43,7 @@ class ReplicaState(NamedTuple):
 
 
 class Replica:
-    """One of a group of replicas that train together, any of which may fail.
+    """A replica in a group that trains together, in which any member may fail.
 
     ::
 
@@ -55,24 +55,24 @@ class Replica:
             tree, decision = replica.step(grads, tree)
 
     Gradients are averaged over the participants; then the group votes; then, if the step is
-    committed, the update is computed from the state that there is after the vote, a healed one
-    included. There is no other order: an update computed before the vote would be that of a state
-    that the vote may replace. A refused step returns the state as it was, bitwise.
+    committed, the update is computed from the state after the vote, which may be a healed one. An
+    update computed before the vote could belong to a state that the vote replaces. A refused step
+    returns the state unchanged, bitwise.
 
     Args:
         coordinator: a `Coordinator`, or a torchft Manager.
-        tx: a transformation; or `local_sgd(…)` or `diloco(…)`, which average more rarely.
-        nonfinite: "commit" takes steps with infinite or NaN gradients like others (a gate such as
-            `apply_if_finite` may be in tx); "refuse" votes against them, which reads one flag from
-            the device a step. Of `local_sgd` and `diloco` it looks at what is averaged.
-        compile: update in place with compiled kernels, as `fo.compile(tx)`. The trees passed in are
-            then the ones returned.
-        key: under which the tree is registered with the coordinator. Two replicas objects of one
-            coordinator need two keys.
+        tx: a transformation; or `local_sgd(…)` or `diloco(…)`, which average less often.
+        nonfinite: "commit" takes steps with infinite or NaN gradients like others (tx may have a
+            gate such as `apply_if_finite`); "refuse" votes against them, which reads one flag from
+            the device per step. With `local_sgd` and `diloco` it checks the averaged values.
+        compile: update in place with compiled kernels, as `fo.compile(tx)`. It then returns the
+            trees that were passed.
+        key: the key of the tree in the coordinator. Two `Replica` objects of one coordinator need
+            two keys.
 
     Raises:
-        TypeError: for what is no coordinator or no transformation.
-        ValueError: for another `nonfinite`; for a `local_sgd` or `diloco` inside another
+        TypeError: if coordinator or tx has another type.
+        ValueError: for an unknown `nonfinite`; for a `local_sgd` or `diloco` inside another
             transformation, or one that this group cannot heal in time.
 
     Example::
@@ -115,23 +115,23 @@ class Replica:
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
         self._came = False
-        """Has a peer's tree come that nobody has been given yet?"""
+        """Whether a peer's tree has arrived that was not returned yet."""
         self._begun = False
         self._pending: Any = None
         self.coordinator.register(key, self._load, lambda: self._tree)
 
     def init(self, params: Any, extra: Any = None) -> ReplicaState:
-        """The tree that training starts from. Replicas may start from different ones."""
+        """The initial tree. Replicas may start from different ones."""
         with torch.no_grad():
             self._tree = ReplicaState(params, self.tx.init(params), extra)
         return self._tree
 
     def start(self, now: ReplicaState) -> ReplicaState:
-        """Begin a step. Returns the tree to compute gradients from: a peer's, if one has come.
+        """Begin a step. Returns the tree to compute gradients from: a peer's, if one has arrived.
 
         Raises:
-            RuntimeError: if a step is open. To give one up, whose batch could not be read for
-                instance, call `coordinator.report_error(error)` and `coordinator.decide()`.
+            RuntimeError: if a step is open. To abandon it, e.g. if its batch could not be read,
+                call `coordinator.report_error(error)` and `coordinator.decide()`.
         """
         self._give(now)
         if not isinstance(self.tx, Synced):
@@ -151,14 +151,14 @@ class Replica:
             extra: extra arguments of tx's update: numbers and tensors, averaged like the gradients.
 
         Returns:
-            The tree after the step, and what the group said; None for a step of `local_sgd` or
-            `diloco` that asks nobody.
+            The tree after the step, and the decision of the group; None for a local step of
+            `local_sgd` or `diloco`.
 
         Raises:
-            RuntimeError: without a `start`; and as `Coordinator.decide`. If the update itself
-                raises, its step is taken back, and this replica has to be healed by a peer.
-            ValueError, TypeError: for gradients unlike the parameters, and an extra argument that
-                tx does not take. The step is then still open.
+            RuntimeError: without a `start`; and see `Coordinator.decide`. If the update raises, its
+                step is taken back, and a peer has to heal this replica.
+            ValueError, TypeError: for gradients that do not match the parameters, and for an
+                unknown extra argument of tx. The step is then still open.
         """
         if not self._begun:
             raise RuntimeError("call tree = replica.start(tree) before replica.step(grads, tree).")
@@ -178,11 +178,11 @@ class Replica:
         return self._replaced(decision, self._updated, mean, now, means), decision
 
     def finish(self, now: ReplicaState) -> None:
-        """Leave the group at the end of the training. An open step is refused.
+        """Leave the group at the end of training. An open step is refused.
 
         Args:
             now: the last tree. In a `Simulation`, peers that are behind are still healed with it,
-                its `extra` included, which may be newer than what `step` returned.
+                including its `extra`, which may be newer than the result of `step`.
         """
         self._give(now)
         self.coordinator.close()
@@ -190,12 +190,12 @@ class Replica:
     def _local_step(
         self, tx: Synced, grads: Any, now: ReplicaState, extra: dict[str, Any]
     ) -> tuple[ReplicaState, Decision | None]:
-        """A step alone, and where it is time, a part of a synchronization."""
+        """A local step, and a part of a synchronization if it is due."""
         group = self.coordinator
         self._begun = False
         self._give(now)
         self._tree = now = self._updated(grads, self._now(), extra)
-        if not group.is_open:  # it was given up
+        if not group.is_open:  # it was abandoned
             self._pending = None
         pending = self._pending
         if pending is None and tx.offers(now.state):
@@ -213,7 +213,7 @@ class Replica:
     def _replaced(
         self, decision: Decision, make: Callable[..., ReplicaState], *args: Any
     ) -> ReplicaState:
-        """The tree that a function makes, kept; if it raises, a committed step is taken back."""
+        """Store and return the tree of a function; if it raises, a committed step is taken back."""
         self._tree = None  # while it is written to, it cannot heal others
         try:
             self._tree = make(*args)
@@ -236,7 +236,7 @@ class Replica:
         return ReplicaState(params, state, now.extra)
 
     def _check_finite(self, mean: Any) -> None:
-        """Vote against means that are not finite, if that is asked for."""
+        """Vote against means that are not finite, with `nonfinite="refuse"`."""
         if self.nonfinite == "commit" or self.coordinator.error is not None:
             return
         named = list(tree.items(mean))
@@ -247,12 +247,12 @@ class Replica:
             )
 
     def _give(self, now: ReplicaState) -> None:
-        """The caller's tree is this replica's, unless a peer's has come that it does not know."""
+        """Store the caller's tree, unless a peer's has arrived that the caller does not have."""
         if not self._came:
             self._tree = now
 
     def _now(self) -> Any:
-        """This replica's tree, which the caller is given now."""
+        """This replica's tree, which is returned to the caller."""
         self._came = False
         return self._tree
 
@@ -263,7 +263,7 @@ class Replica:
             tuple(self._tree), tuple(saved), "this replica", "its peer", "run the same program"
         )
         saved = ReplicaState(*tree.map(_where, tuple(self._tree), tuple(saved)))
-        if isinstance(self.tx, Synced):  # how far we are between synchronizations stays ours
+        if isinstance(self.tx, Synced):  # the local step count is not healed
             since = self._tree.state.since
             saved = saved._replace(state=saved.state._replace(since=since))
         self._tree = saved
@@ -282,13 +282,13 @@ def _stepper(tx: base.GradientTransformation, compiled: bool) -> Any:
 
 
 def _where(mine: Any, theirs: Any) -> Any:
-    """What a peer has saved, on the device where ours is: it may have come by way of the CPU."""
+    """A peer's state on the device of ours: it may have been sent through the CPU."""
     both = isinstance(mine, Tensor) and isinstance(theirs, Tensor)
     return theirs.to(mine.device) if both else theirs
 
 
 def _as_tensors(extra: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Extra arguments for a reduction: a number goes where the gradients are."""
+    """Extra arguments for a reduction: numbers become tensors on the device of the gradients."""
     for name, x in extra.items():
         if not isinstance(x, (bool, int, float, Tensor)):
             raise TypeError(

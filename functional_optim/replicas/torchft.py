@@ -15,7 +15,9 @@ _NAME = "_functional_optim_coordinator"
 
 
 def as_coordinator(group: Any) -> Coordinator:
-    """A coordinator as it is, and a torchft Manager as one: for one Manager always the same.
+    """Convert a torchft Manager to a coordinator, always the same for one Manager.
+
+    A coordinator is returned unchanged.
 
     Raises:
         TypeError: for anything else.
@@ -41,22 +43,21 @@ def as_coordinator(group: Any) -> Coordinator:
 class TorchFT(Coordinator):
     """A torchft `Manager` as a coordinator.
 
-    Its world-size mode, its timeouts, its `max_retries` and its kind of quorum hold as they were
-    set. With `use_async_quorum=False` a replica heals in `start`, otherwise in `decide`.
+    Its world-size mode, timeouts, `max_retries` and kind of quorum apply. With
+    `use_async_quorum=False` a replica heals in `start`, otherwise in `decide`.
 
     Args:
-        manager: a `torchft.Manager`. What is registered here is registered with it.
+        manager: a `torchft.Manager`. Registered parts are registered with it.
         quantize: send 8-bit numbers. Needs Triton.
-        bucket_bytes: as for `Coordinator`.
+        bucket_bytes: see `Coordinator`.
 
     Raises:
-        RuntimeError: if quantize is asked for where torchft would silently send full numbers. From
-            `start`, `allreduce` or `decide`, where the Manager finds no quorum: the lighthouse is
-            gone, or too few replicas came. The step is over then, and `start` tries again.
+        RuntimeError: if torchft would ignore quantize silently. From `start`, `allreduce` or
+            `decide`, if the Manager finds no quorum: the lighthouse is unavailable, or too few
+            replicas joined. The step has then ended, and `start` tries again.
         ValueError: if the Manager has a coordinator already.
 
-    See https://meta-pytorch.org/torchft/ for the Manager. This was run with torchft-nightly
-    2026.10.26.
+    See https://meta-pytorch.org/torchft/ for the Manager. Tested with torchft-nightly 2026.10.26.
 
     Example::
 
@@ -107,16 +108,17 @@ class TorchFT(Coordinator):
         self.manager.register_state_dict_fn(key, loaded, lambda: self.copied(save))
 
     def _start(self) -> None:
-        self.step = self.manager.current_step()  # a checkpoint may have been loaded meanwhile
+        self.step = self.manager.current_step()  # a checkpoint may have been loaded in between
         failed = getattr(self.manager, "_quorum_future", None)
         if failed is not None and failed.done() and failed.exception() is not None:
-            self.manager._quorum_future = None  # or it would raise again, whatever the group is now
+            self.manager._quorum_future = None  # otherwise it would raise again
         with self._quorum():
             self.manager.start_quorum()
 
     @contextmanager
     def _quorum(self) -> Iterator[None]:
-        """Where torchft finds no quorum, say so, and close the step: another may be begun."""
+        """If torchft finds no quorum, raise an error and close the step, so that another can
+        begin."""
         try:
             yield
         except Exception as error:

@@ -16,7 +16,7 @@ from functional_optim.search.base import Search, Start, check_positive, method
 
 class AnnealingState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -31,14 +31,14 @@ class AnnealingState(NamedTuple):
 
 @factory
 def annealing(population: int, sigma: numeric.Hyper, temperature: numeric.Hyper) -> Search:
-    """Simulated annealing: random walks that go uphill at times, and less so as they cool.
+    """Simulated annealing: random walks that accept higher losses less and less often as they cool.
 
     ::
 
-        y = x + σ z;   x ← y with the chance min(1, exp((f(x) − f(y)) / T))
+        y = x + σ z;   x ← y with probability min(1, exp((f(x) − f(y)) / T))
 
-    for each of n independent walks from the start, the Metropolis rule. The first generation asks
-    for the start itself. Losses count by their size here, not by their order: T is on their scale.
+    for each of n independent walks from the start, the Metropolis rule. The first generation
+    evaluates the start. The method uses the values of losses, not their ranks: T is on their scale.
 
     Args:
         population: n ≥ 1 walks.
@@ -50,7 +50,7 @@ def annealing(population: int, sigma: numeric.Hyper, temperature: numeric.Hyper)
     State: `AnnealingState`. `center` of it is the best.
 
     Raises:
-        ValueError: if a number is out of range, or the population is below 1.
+        ValueError: if an argument is out of range, or the population is below 1.
 
     Paper: Kirkpatrick, Gelatt, Vecchi, "Optimization by Simulated Annealing",
     https://doi.org/10.1126/science.220.4598.671.

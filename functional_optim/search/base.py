@@ -1,7 +1,7 @@
-"""The protocol of population methods, and what all of them do alike.
+"""The protocol of population methods, and their common parts.
 
-A method says three things about vectors: how it starts, how it samples, what it learns. `method`
-makes of them a `Search` over any pytree.
+A method has three functions of vectors: its start, its sampling, and its update. `method` makes
+them a `Search` over any pytree.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class SearchFunctions(NamedTuple):
     tell: Callable[[Any, Tensor, Any], Any]
     population: int
     name: str = ""
-    """What checkpoints of `adapters.GradientFree` call it."""
+    """Its name in checkpoints of `adapters.GradientFree`."""
 
 
 class Search(Made, SearchFunctions):
-    """Three pure functions that look for the parameters with the smallest loss, by trying some.
+    """Three pure functions that search for the parameters with the smallest loss.
 
     ::
 
@@ -45,31 +45,31 @@ class Search(Made, SearchFunctions):
 
     `params` is a pytree of floating-point or complex tensors (a complex element is searched as two
     numbers). `candidates` is one of the same structure and dtypes, with a leading dimension of
-    `population`. `fitness` has shape (population,): losses, smaller is better, and what is not
-    finite is worst. `tell` takes candidates from anywhere: what `ask` drew is not kept, but read
-    back from the candidates, so some may be replaced by better guesses.
+    `population`. `fitness` has shape (population,): losses, smaller is better, and values that are
+    not finite are worst. `tell` accepts any candidates: it computes the noise from them, so you may
+    replace some by better guesses.
 
     `state` is a NamedTuple of tensors. It has at least
 
-    * `step`: generations told so far, 0-dim int64;
-    * `seed`: 0-dim int64. All noise is a pure function of seed, step and place: `ask` draws the
-      same for the same state, a run goes on bitwise from a saved state, and under torch.vmap
-      states of different seeds are searches side by side;
+    * `step`: number of finished generations, 0-dim int64;
+    * `seed`: 0-dim int64. All noise is a pure function of seed, step and index: `ask` returns the
+    same for the same state, a run continues bitwise equal from a saved state, and torch.vmap over
+    states of different seeds runs several searches;
     * `best`: the best candidate so far, a tree like params (at first they themselves);
     * `best_fitness`: its loss, 0-dim float64 (at first ∞).
 
-    None of the functions touches its arguments, branches on values or calls a generator, so
+    No function modifies its arguments, branches on values or calls a generator, so
     ask, evaluation and tell together are one graph under torch.compile(fullgraph=True).
 
-    Vectors are kept in float32, or in float64 if any parameter is double, whatever the
-    parameters' own dtype: candidates are rounded, the state is not, so nothing drifts.
+    The state has vectors in float32, or in float64 if any parameter is double. Only candidates are
+    rounded to the dtypes of the parameters, so rounding errors do not accumulate.
 
     A generation without a finite loss does not change the distribution (except in `one_plus_one`,
     where the child counts as worse than its parent). Nor does a step that would make a scalar of
     the state infinite.
 
     Raises:
-        TypeError: from `init`, for a leaf that is no floating-point or complex tensor.
+        TypeError: from `init`, for a leaf that is not a floating-point or complex tensor.
         ValueError: from `tell`, unless there is one loss for each of `population` candidates.
 
     Example::
@@ -88,7 +88,7 @@ class Search(Made, SearchFunctions):
 
 
 class Start(NamedTuple):
-    """What a method's state is made of before the first generation."""
+    """The initial values of a method's state."""
 
     flat: Ravel
     mean: Tensor
@@ -103,7 +103,7 @@ class Start(NamedTuple):
         return torch.full((), x, dtype=torch.float64, device=self.mean.device)
 
     def deviations(self, sigma: Any) -> Tensor:
-        """One deviation for each element, (d,), all the same at first."""
+        """One deviation for each element, (d,), initially equal."""
         return self.number(sigma).to(self.mean.dtype).expand_as(self.mean).clone()
 
 
@@ -118,18 +118,18 @@ def method(
     least: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Search:
-    """A method from what it does with vectors.
+    """A method from its functions of vectors.
 
     Args:
         name: for error messages.
-        population: how many candidates a generation has.
-        State: makes a state of step, seed, best, best_fitness, and what `start` returns.
-        start: the method's own fields at first.
+        population: number of candidates of a generation.
+        State: the type of the state: step, seed, best, best_fitness, and the values of `start`.
+        start: the initial values of the method's fields.
         sample: state → (n, d), the candidates.
-        learn: state, (n, d) candidates, (n,) losses in float64 → the fields that change. What is
-            not finite among the losses has become ∞. Fields in whose name "fitness" occurs may
-            be infinite; a generation that makes another one so is not learned from.
-        least: the smallest population that makes sense.
+        learn: state, (n, d) candidates, (n,) losses in float64 → the fields that change. Losses
+            that are not finite are ∞ here. Fields with "fitness" in their names may be infinite; a
+            generation that makes another field infinite is ignored.
+        least: the smallest valid population.
         dtype: of the vectors. Default: as `Ravel` chooses.
     """
     check_population(name, population, least)
@@ -163,9 +163,9 @@ def method(
 
 
 def settled(state: Any, losses: Tensor, new: dict[str, Any]) -> dict[str, Any]:
-    """The new fields, or the old ones where nothing could be learned.
+    """The new fields, or the old ones if the generation has no information.
 
-    Losses are compared among themselves, and with those that the state has of members or a parent.
+    Losses are compared with each other, and with those of members or a parent in the state.
     """
     known = [getattr(state, name).reshape(-1) for name in new if "fitness" in name]
     ok = torch.cat([losses, *known]).isfinite().any()
@@ -195,7 +195,7 @@ def best_of(candidates: Any, losses: Tensor, state: Any) -> dict[str, Any]:
 
 
 def spread(like: Any, n: int, dtype: torch.dtype | None = None) -> Ravel:
-    """The way between trees with a leading dimension of n and matrices (n, d)."""
+    """Conversion between trees with a leading dimension of n and matrices (n, d)."""
     many = tree.map(lambda p: p.expand(n, *p.shape), like)
     return Ravel(many, batched=True, dtype=dtype)
 
@@ -211,8 +211,8 @@ def normal(state: Any, n: int, like: Tensor) -> Tensor:
 
 
 def antithetic(state: Any, n: int, like: Tensor) -> Tensor:
-    """Normal numbers in pairs of opposite sign: k of them, then their negatives; an odd n leaves
-    the last of the first half without a partner."""
+    """Normal numbers in pairs of opposite sign: k of them, then their negatives; with an odd n, the
+    last of the first half has no partner."""
     z = normal(state, n - n // 2, like)
     return torch.cat([z, -z[: n // 2]])
 
@@ -229,10 +229,10 @@ def evaluate(
     Args:
         loss_fn: from one candidate (a tree like params) and the other arguments to a 0-dim tensor.
         candidates: from `ask`.
-        args: handed to every call as they are, e.g. a batch of data.
-        chunk_size: how many candidates at a time, where memory is short. Default: all.
-        randomness: what random operations in `loss_fn` do, as torch.func.vmap has it: "error",
-            "same" (one dropout mask for all) or "different".
+        args: passed unchanged to every call, e.g. a batch of data.
+        chunk_size: candidates that are evaluated at a time, to limit memory. Default: all.
+        randomness: that of torch.func.vmap, for random operations in `loss_fn`: "error", "same"
+            (one dropout mask for all) or "different".
 
     Returns:
         (n,) losses.
@@ -265,7 +265,7 @@ def center(state: Any) -> Any:
     """The parameters to use now: the mean of the distribution, or the best if there is none.
 
     Returns:
-        A tree like params, in their own dtypes. For states side by side: under torch.vmap.
+        A tree like params, in their dtypes. For a batch of states, use torch.vmap.
 
     Example::
 
@@ -282,7 +282,7 @@ def center(state: Any) -> Any:
 def best(state: Any) -> Any:
     """The best candidate so far; before the first generation, the parameters at the start.
 
-    Where losses are noisy the luckiest candidate wins: prefer `center`.
+    With noisy losses this is the candidate with the luckiest noise: prefer `center`.
 
     Example::
 
@@ -311,7 +311,7 @@ def check_population(name: str, population: Any, least: int) -> None:
     if population < least:
         raise ValueError(
             f"{name} needs a population of {least} or more, but got {population}; fewer candidates "
-            "say nothing about where to go."
+            "contain no information about the direction."
         )
 
 
@@ -330,14 +330,15 @@ def check_told(name: str, n: int, candidates: Any, fitness: Any, like: Any) -> N
         what = tuple(fitness.shape) if isinstance(fitness, Tensor) else type(fitness).__name__
         raise ValueError(
             f"{name} with a population of {n} needs its losses as a tensor of shape ({n},), but "
-            f"got {what}; fo.search.evaluate makes one."
+            f"got {what}; fo.search.evaluate returns one."
         )
     many = tree.map(lambda p: p.expand(n, *p.shape), like)
     tree.check_same(many, candidates, "params × population", "candidates", "pass what ask returned")
 
 
 def default_population(params: Any) -> int:
-    """4 + ⌊3 ln d⌋ for d numbers: what CMA-ES and its relatives use where evaluations count.
+    """4 + ⌊3 ln d⌋ for d numbers: the default of CMA-ES and its relatives if evaluations are
+    expensive.
 
     Hansen, "The CMA Evolution Strategy: A Tutorial", https://arxiv.org/abs/1604.00772, table 1.
     Larger ones search more globally, and use hardware better.

@@ -22,7 +22,7 @@ from functional_optim.search.shaping import weigh
 
 class CEMState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -50,14 +50,14 @@ def cem(
 
         m ← m + α (mean of the elites − m);   σ² ← (σ + α (deviation of the elites − σ))² + noise²
 
-    A deviation for each element. Elites whose losses are equal share their places; candidates
-    without a finite loss are never elites.
+    Each element has a deviation. Elites with equal losses share their ranks; candidates without a
+    finite loss are never elites.
 
     Args:
-        population: n ≥ 2. The method wants many: ten per parameter and more.
+        population: n ≥ 2. Use ten or more per parameter.
         sigma: deviation of the candidates at first, > 0: a number or a 0-dim tensor.
-        elites: how many, in [1, n]. Default: a quarter of them, at least 1. The tutorial has 1 to
-            10 % of a large population. One elite alone has no deviation.
+        elites: their number, in [1, n]. Default: a quarter of n, at least 1. The tutorial uses 1 to
+            10 % of a large population. A single elite has no deviation.
         smoothing: α in (0, 1]: a number, a 0-dim tensor or a schedule. Default: 0.7, from the
             tutorial's range of 0.4 to 0.9 (section 3.1 there).
         noise: deviation ≥ 0 added in each generation: a number, a 0-dim tensor or a schedule. One
@@ -67,7 +67,7 @@ def cem(
     State: `CEMState`.
 
     Raises:
-        ValueError: if a number is out of range, or the population is below 2.
+        ValueError: if an argument is out of range, or the population is below 2.
 
     Paper: de Boer et al., "A Tutorial on the Cross-Entropy Method",
     https://doi.org/10.1007/s10479-005-5724-z, section 5.

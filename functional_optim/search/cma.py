@@ -15,12 +15,12 @@ from functional_optim.search.covariance import Rates, as_tensor
 from functional_optim.search.shaping import weigh
 
 CONDITION = 1e14
-"""The largest condition number of C that candidates are drawn with: pycma stops there."""
+"""The largest condition number of C for sampling; pycma stops there."""
 
 
 class CMAState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -28,31 +28,31 @@ class CMAState(NamedTuple):
     best_fitness: Tensor
     """Its loss, 0-dim float64."""
     mean: Tensor
-    """m, the parameters as one vector (d,): this and all that follows in float64."""
+    """m, the parameters as one vector (d,): this and all following fields in float64."""
     sigma: Tensor
     """σ, the step size, 0-dim."""
     ps: Tensor
-    """p_σ, the path that steers σ, (d,)."""
+    """p_σ, the evolution path for σ, (d,)."""
     pc: Tensor
-    """p_c, the path that stretches C, (d,)."""
+    """p_c, the evolution path for C, (d,)."""
     C: Tensor
     """The covariance of candidates divided by σ², (d, d)."""
     B: Tensor
-    """C's eigenvectors as columns when it was last taken apart, (d, d)."""
+    """C's eigenvectors as columns, of its last decomposition, (d, d)."""
     D: Tensor
     """The roots of its eigenvalues, (d,)."""
     decomposed: Tensor
-    """The step at which that was, 0-dim int64."""
+    """The step of the last decomposition, 0-dim int64."""
 
 
 @factory
 def cma_es(population: int, sigma: float | Tensor) -> Search:
-    """CMA-ES: a normal distribution whose covariance matrix learns the shape of the function.
+    """CMA-ES: a normal distribution whose covariance matrix adapts to the shape of the function.
 
-    The method of choice for up to a few hundred numbers: invariant under rotation and scaling of
-    the parameters and any growing function of the loss. Negative weights included (active CMA).
-    C costs O(d²) memory; taking it apart, O(d³), is done as seldom as pycma does it (in a traced
-    or vmapped `tell` the work is done each time, and used as seldom).
+    Use it for up to a few hundred parameters. It is invariant under rotation and scaling of the
+    parameters and any increasing function of the loss. It includes negative weights (active CMA). C
+    needs O(d²) memory; its decomposition, O(d³), is as infrequent as in pycma (a traced or vmapped
+    `tell` computes it each time, and uses it as infrequently).
 
     Args:
         population: n ≥ 3; `default_population(params)` = 4 + ⌊3 ln d⌋ is the tutorial's.
@@ -60,15 +60,15 @@ def cma_es(population: int, sigma: float | Tensor) -> Search:
             number or a 0-dim tensor.
 
     All constants (weights, c₁, c_μ, c_c, c_σ, d_σ, h_σ) are those of pycma 4.5.0,
-    https://github.com/CMA-ES/pycma, which differ from the tutorial's table 1 in details. What pycma
-    does around them is left out: restarts, stops, bounds, mirrored candidates in populations below
-    6, its help for condition numbers above 1e8, and that it moves part of σ into C once σ has grown
-    ten-thousandfold. C starts as the unit matrix; pycma's differs from it by 1e-4.
+    https://github.com/CMA-ES/pycma, which differ from the tutorial's table 1 in details. Other
+    features of pycma are not included: restarts, stopping criteria, bounds, mirrored candidates in
+    populations below 6, corrections for condition numbers above 1e8, and moving a part of σ into C
+    once σ has grown ten-thousandfold. C starts as the unit matrix; pycma's differs from it by 1e-4.
 
-    State: `CMAState`. It is in float64 whatever the parameters' dtype.
+    State: `CMAState`. It is in float64 for parameters of any dtype.
 
     Raises:
-        ValueError: if sigma is no positive number, or the population is below 3.
+        ValueError: if sigma is not positive, or the population is below 3.
 
     Paper: Hansen, "The CMA Evolution Strategy: A Tutorial", https://arxiv.org/abs/1604.00772.
 
@@ -140,7 +140,7 @@ def active_rates(d: int, population: int) -> Rates:
 
 
 def decompose(state: CMAState, C: Tensor, rates: Rates) -> dict[str, Any]:
-    """C, B and D: taken apart again if 1 / (10 d (c₁ + c_μ)) generations have passed."""
+    """C, B and D: decomposed again if 1 / (10 d (c₁ + c_μ)) generations have passed."""
     step = state.step + 1
     gap = 1 / (rates.c1 + rates.cmu) / C.shape[0] / 10
     due = step >= state.decomposed + gap

@@ -1,4 +1,4 @@
-"""What CMA-ES and sep-CMA-ES share: weights of places, their constants, and the two paths.
+"""Common parts of CMA-ES and sep-CMA-ES: weights of ranks, their constants, and the two paths.
 
 Hansen, "The CMA Evolution Strategy: A Tutorial", https://arxiv.org/abs/1604.00772, has the names.
 """
@@ -16,7 +16,7 @@ class Rates(NamedTuple):
     """The constants of one dimension and population."""
 
     weights: list[float]
-    """Of all places, best first: the better half's are positive and add up to 1."""
+    """Of all ranks, best first: the better half's are positive and add up to 1."""
     mueff: float
     """Variance-effective number of parents."""
     cc: float
@@ -27,7 +27,7 @@ class Rates(NamedTuple):
 
 
 def log_weights(population: int) -> list[float]:
-    """ln((n + 1)/2) − ln k at place k; positive ones add up to 1, negative ones to −1."""
+    """ln((n + 1)/2) − ln k at rank k; positive ones add up to 1, negative ones to −1."""
     raw = [math.log((population + 1) / 2) - math.log(k) for k in range(1, population + 1)]
     above, below = sum(w for w in raw if w > 0), -sum(w for w in raw if w < 0)
     return [w / above if w > 0 else w / max(below, 1e-300) for w in raw]
@@ -41,7 +41,7 @@ def effective(weights: list[float]) -> float:
 def complete(
     d: int, weights: list[float], *, cc: float, c1: float, cmu: float, definite: bool
 ) -> Rates:
-    """All constants, from the weights of `log_weights` and the rates at which C is learned.
+    """All constants, from the weights of `log_weights` and the learning rates of C.
 
     Negative weights are scaled so that C does not decay without updates, and add up to no more than
     their effective number allows; with `definite`, to so little that C stays positive definite
@@ -78,14 +78,14 @@ def step_path(ps: Tensor, shift: Tensor, rates: Rates) -> Tensor:
 
 
 def keeps_pace(ps: Tensor, step: Tensor, rates: Rates) -> Tensor:
-    """h_σ: 1, or 0 while p_σ is so long that p_c would stretch C along it. 0-dim."""
+    """h_σ: 1, or 0 while p_σ is so long that p_c would elongate C. 0-dim."""
     d = ps.shape[0]
     grown = 1 - (1 - rates.cs) ** (2 * (step + 1)).to(torch.float64)
     return (ps.square().sum() / grown / d < 2 + 4 / (d + 1)).to(ps.dtype)
 
 
 def shape_path(pc: Tensor, shift: Tensor, h: Tensor, rates: Rates) -> Tensor:
-    """p_c, from the mean's shift in the coordinates that it is kept in."""
+    """p_c, from the mean's shift in the coordinates of p_c."""
     return (1 - rates.cc) * pc + h * math.sqrt(rates.cc * (2 - rates.cc) * rates.mueff) * shift
 
 
@@ -100,7 +100,7 @@ def as_tensor(weights: list[float], like: Tensor) -> Tensor:
 
 
 def fields(mean: Tensor, sigma: Tensor) -> dict[str, Any]:
-    """What both start with."""
+    """The common initial values."""
     return {
         "mean": mean,
         "sigma": sigma,

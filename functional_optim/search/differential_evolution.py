@@ -18,7 +18,7 @@ STRATEGIES = ("rand/1/bin", "best/1/bin")
 
 class DEState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -40,7 +40,7 @@ def differential_evolution(
     CR: numeric.Hyper = 0.7,
     strategy: str = "best/1/bin",
 ) -> Search:
-    """Differential evolution: differences between members are the steps that members try.
+    """Differential evolution: steps are differences between members of the population.
 
     ::
 
@@ -48,22 +48,22 @@ def differential_evolution(
         x ← u if its loss is no larger
 
     for every member x, with b, c (and the base of rand/1) random others, all different. The first
-    generation asks for the initial members: the start, and normal numbers around it.
+    generation evaluates the initial members: the start, and normal samples around it.
 
     Args:
         population: n ≥ 4; the paper has 5 d to 10 d.
         sigma: deviation of the first members, > 0: a number or a 0-dim tensor.
-        F: in (0, 2]: a number, a 0-dim tensor or a schedule. Default: 0.6. The paper begins with
-            0.5, with which best/1/bin collapses too soon here (`benchmarks/search.py`).
+        F: in (0, 2]: a number, a 0-dim tensor or a schedule. Default: 0.6. The paper starts from
+            0.5, with which best/1/bin collapses too soon in `benchmarks/search.py`.
         CR: probability of each element to be replaced, in [0, 1]: a number, a 0-dim tensor or a
-            schedule. Default: 0.7, as in scipy. Small ones suit functions that separate.
+            schedule. Default: 0.7, as in scipy. Use small values for separable functions.
         strategy: "best/1/bin" (the base is the best member; fast) or "rand/1/bin" (a random one:
             slower and more thorough).
 
     State: `DEState`. `center` of it is the best.
 
     Raises:
-        ValueError: if a number is out of range, the strategy is unknown, or the population is
+        ValueError: if an argument is out of range, the strategy is unknown, or the population is
             below 4.
 
     Paper: Storn, Price, "Differential Evolution: A Simple and Efficient Heuristic for Global
@@ -89,7 +89,7 @@ def differential_evolution(
     )
     if strategy not in STRATEGIES:
         raise ValueError(
-            f"differential_evolution knows the strategies {', '.join(STRATEGIES)}, but got "
+            f"differential_evolution supports the strategies {', '.join(STRATEGIES)}, but got "
             f"{strategy!r}."
         )
 
@@ -128,7 +128,7 @@ def differential_evolution(
 def others(state: Any, n: int) -> list[Tensor]:
     """For each of n members three others, all four different: three times (n,) int64.
 
-    Each is a number among those that are left, and then steps over the ones that are taken.
+    Each is an index among the remaining members, which then skips those that are already chosen.
     """
     u = randomness.uniform(base.key(state, "others"), (3, n), state.members.device)
     taken = torch.arange(n, device=u.device).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Evolution strategies that hand a gradient estimate to any transformation."""
+"""Evolution strategies that pass a gradient estimate to any transformation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from functional_optim.search.shaping import centered_ranks
 
 class OpenAIESState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -38,23 +38,23 @@ def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransforma
 
         xᵢ = m + σ zᵢ;   g = 1/(nσ) Σ rᵢ zᵢ;   m ← m + tx(g)
 
-    with z standard normal, in pairs of opposite sign, and r the centred ranks. As ranks have no
-    scale, neither has g: use a transformation that brings its own, such as `adam`, or tune `lr`.
+    with z standard normal, in pairs of opposite sign, and r the centred ranks. Ranks have no scale,
+    and neither has g: use a transformation that normalizes it, such as `adam`, or tune `lr`.
 
     Args:
         population: n ≥ 2. The last candidate of an odd population has no opposite.
         sigma: deviation of the candidates, > 0: a number, a 0-dim tensor or a schedule. The paper
-            has 0.02 for networks of unit scale.
-        tx: any transformation; it sees trees like params in float32 (or float64), so choices by
-            path, weight decay and the like work as with gradients.
+            uses 0.02 for networks of unit scale.
+        tx: any transformation; it gets trees like params in float32 (or float64), so selection by
+            path, weight decay and similar work as with gradients.
 
-    The candidates carry the noise: z is read back from them. Where a parameter's dtype is too
-    coarse for σ (bfloat16 has 3 digits), candidates that round to the mean weigh nothing.
+    z is computed from the candidates. If a parameter's dtype is too coarse for σ (bfloat16 has 3
+    digits), candidates that round to the mean have no weight.
 
     State: `OpenAIESState`.
 
     Raises:
-        ValueError: if sigma is no positive number, or the population is below 2.
+        ValueError: if sigma is not positive, or the population is below 2.
         TypeError: if tx is not a transformation.
 
     Paper: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement
@@ -91,7 +91,7 @@ def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransforma
 
 class PGPEState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -122,20 +122,21 @@ def pgpe(
         xᵢ = m + σ zᵢ;   m ← m + tx(1/n Σ rᵢ σ zᵢ);   σ ← σ − α 1/n Σ rᵢ σ (zᵢ² − 1)
 
     with z standard normal, in pairs of opposite sign, r the centred ranks (the paper: rewards less
-    a baseline), all products by element. Unlike `openai_es` it learns a deviation for each element.
+    a baseline), all products element-wise. Unlike `openai_es` it adapts a deviation for each
+    element.
 
     Args:
         population: n ≥ 2. The last candidate of an odd population has no opposite.
         sigma: deviation of the candidates at first, > 0: a number or a 0-dim tensor.
-        tx: any transformation; it sees trees like params in float32 (or float64).
+        tx: any transformation; it gets trees like params in float32 (or float64).
         lr_sigma: α ≥ 0: a number, a 0-dim tensor or a schedule. Default: EvoTorch's 0.1.
-        max_change: how much of itself σ may change in one generation, in (0, 1). Default:
+        max_change: the largest relative change of σ in one generation, in (0, 1). Default:
             EvoTorch's 0.2, https://docs.evotorch.ai.
 
     State: `PGPEState`.
 
     Raises:
-        ValueError: if a number is out of range, or the population is below 2.
+        ValueError: if an argument is out of range, or the population is below 2.
         TypeError: if tx is not a transformation.
 
     Paper: Sehnke et al., "Parameter-exploring policy gradients",

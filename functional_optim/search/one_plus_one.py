@@ -14,7 +14,7 @@ from functional_optim.search.base import Search, Start, check_positive, method, 
 
 class OnePlusOneState(NamedTuple):
     step: Tensor
-    """Candidates told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -31,10 +31,11 @@ class OnePlusOneState(NamedTuple):
 
 @factory
 def one_plus_one(sigma: float | Tensor, *, factor: float | Tensor = 2.0) -> Search:
-    """(1+1) evolution strategy with the one-fifth rule: keep what is as good, and mutate it.
+    """(1+1) evolution strategy with the one-fifth rule: a child that is not worse replaces its
+    parent.
 
     The deviation grows by `factor` after a success and shrinks by its fourth root after a failure,
-    so it stands still where one child in five succeeds. The first candidate is the start itself. It
+    so it is constant if one child in five succeeds. The first candidate is the start. The method
     needs the fewest evaluations on smooth, well-scaled functions, and cannot leave a local minimum.
 
     Args:

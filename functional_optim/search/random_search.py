@@ -1,4 +1,4 @@
-"""Trying at random."""
+"""Random search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functional_optim.search.base import Search, Start, check_positive, method, 
 
 class RandomSearchState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -27,9 +27,10 @@ class RandomSearchState(NamedTuple):
 
 @factory
 def random_search(population: int, sigma: float | Tensor) -> Search:
-    """Draw from one normal distribution around the start, and keep the best.
+    """Sample from one normal distribution around the start, and keep the best.
 
-    It learns nothing: the floor under every other method, and a fair way to tune few numbers.
+    The distribution does not adapt. Use it as a baseline for other methods, or to tune a few
+    hyperparameters.
 
     Args:
         population: n ≥ 1.
@@ -38,7 +39,7 @@ def random_search(population: int, sigma: float | Tensor) -> Search:
     State: `RandomSearchState`. `center` of it is the best.
 
     Raises:
-        ValueError: if sigma is no positive number, or the population is below 1.
+        ValueError: if sigma is not positive, or the population is below 1.
 
     Paper: Bergstra, Bengio, "Random Search for Hyper-Parameter Optimization",
     https://jmlr.org/papers/v13/bergstra12a.html.

@@ -17,7 +17,7 @@ from functional_optim.search.shaping import weigh
 
 class SepCMAState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -29,25 +29,26 @@ class SepCMAState(NamedTuple):
     sigma: Tensor
     """σ, the step size, 0-dim float64."""
     ps: Tensor
-    """p_σ, the path that steers σ, (d,)."""
+    """p_σ, the evolution path for σ, (d,)."""
     pc: Tensor
-    """p_c, the path that stretches C, (d,): in units of the deviations of its time."""
+    """p_c, the evolution path for C, (d,): in units of the deviations at its generation."""
     C: Tensor
     """The diagonal of the covariance of candidates divided by σ², (d,)."""
 
 
 @factory
 def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
-    """CMA-ES restricted to a diagonal covariance matrix: O(d) in time and memory, learns faster.
+    """CMA-ES restricted to a diagonal covariance matrix: O(d) in time and memory, adapts faster.
 
-    For many parameters, and functions that separate or nearly do. It does not model correlations.
+    Use it for many parameters, and for separable or nearly separable functions. It does not model
+    correlations.
 
     ::
 
         C ← C exp(ln 2 (c₁ (p_c² − 1) + c_μ Σ wₖ (zₖ² − 1)))        zₖ = (xₖ − m) / (σ √C)
 
-    element by element. The diagonal is multiplied, so it stays positive whatever the weights, and
-    scales that differ a thousandfold are learned quickly. p_c, like z, is in units of √C.
+    element by element. The diagonal is multiplied, so it stays positive for all weights, and adapts
+    quickly to scales that differ a thousandfold. p_c, like z, is in units of √C.
 
     Args:
         population: n ≥ 2; `default_population(params)` = 4 + ⌊3 ln d⌋ is the paper's.
@@ -58,13 +59,14 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
     −(1 + c₁/c_μ) at most, c₁ = 1 / (d + 2√d + μ_eff/d),
     c_μ = (μ_eff + 1/μ_eff − 1.75) / (d + 4√d + μ_eff/2) and
     c_c = (1 + (1 + μ_eff)/d) / (√d + (1 + 2 μ_eff)/d); σ, its path and h_σ are as in `cma_es`;
-    where h_σ = 0, c₁ is multiplied by 1 − c_c (2 − c_c). Only here, no deviation √C changes by more
-    than a factor of e in one generation, as σ does not: candidates from elsewhere may be far away.
+    where h_σ = 0, c₁ is multiplied by 1 − c_c (2 − c_c). Unlike pycma, this limits the change of
+    each deviation √C in one generation to a factor of e, as that of σ, since user-supplied
+    candidates may be far away.
 
     State: `SepCMAState`.
 
     Raises:
-        ValueError: if sigma is no positive number, or the population is below 2.
+        ValueError: if sigma is not positive, or the population is below 2.
 
     Papers: Ros, Hansen, "A Simple Modification in CMA-ES Achieving Linear Time and Space
     Complexity", https://doi.org/10.1007/978-3-540-87700-4_30, has the idea; its C is a mean, with
@@ -115,7 +117,7 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
 
 
 def separable_rates(d: int, population: int) -> Rates:
-    """pycma's constants for a diagonal: those of C fall with d, not with its square."""
+    """pycma's constants for a diagonal: those of C decrease with d, not with its square."""
     weights = covariance.log_weights(population)
     mueff = covariance.effective([w for w in weights if w > 0])
     c1 = 1 / (d + 2 * math.sqrt(d) + mueff / d)

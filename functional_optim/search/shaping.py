@@ -1,8 +1,8 @@
-"""From fitness to weights: what a generation's order says, whatever the size of the numbers.
+"""From fitness to weights: ranks of a generation, independent of the scale of the losses.
 
-Everywhere smaller is better, and what is not finite is worst: NaN, ∞ and −∞ tie for the last place.
-Equal values share the mean of the weights of their places, so no result depends on the order in
-which candidates stand.
+Smaller is better, and values that are not finite are worst: NaN, ∞ and −∞ tie for the last rank.
+Equal values share the mean of the weights of their ranks, so no result depends on the order of
+candidates.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Places(NamedTuple):
     """The rank of each of n values, 0 for the best."""
 
     first: Tensor
-    """The first place of those that are equal to it: (n,) int64."""
+    """The first rank of its ties: (n,) int64."""
     last: Tensor
-    """The last place of those that are equal to it: (n,) int64."""
+    """The last rank of its ties: (n,) int64."""
 
 
 def worst_if_not_finite(fitness: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def worst_if_not_finite(fitness: Tensor) -> Tensor:
 
 
 def places(fitness: Tensor) -> Places:
-    """Where each of n values stands; equal ones share a range of places."""
+    """The rank of each of n values; equal ones share a range of ranks."""
     n = fitness.shape[0]
     ordered, order = worst_if_not_finite(fitness).sort(stable=True)
     at = torch.arange(n, device=fitness.device)
@@ -44,7 +44,7 @@ def places(fitness: Tensor) -> Places:
 
 
 def centered_ranks(fitness: Tensor) -> Tensor:
-    """Ranks, evenly from −0.5 for the best (smallest) value to 0.5 for the worst.
+    """Ranks, evenly spaced from −0.5 for the best (smallest) value to 0.5 for the worst.
 
     Use them instead of losses: a descent direction for them is one for the losses. They add up
     to 0. Equal values share the mean of their ranks, so values that are all equal give zeros.
@@ -57,7 +57,7 @@ def centered_ranks(fitness: Tensor) -> Tensor:
 
     Paper: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement
     Learning", https://arxiv.org/abs/1703.03864, section 2 (fitness shaping). Its authors' code
-    gives ties in the order in which they stand: https://github.com/openai/evolution-strategies-starter.
+    orders ties by index: https://github.com/openai/evolution-strategies-starter.
 
     Example::
 
@@ -72,7 +72,7 @@ def centered_ranks(fitness: Tensor) -> Tensor:
 
 
 def weigh(fitness: Tensor, weights: Tensor) -> Tensor:
-    """Each candidate's weight by its place: weights[0] for the best, weights[n − 1] for the worst.
+    """Each candidate's weight by its rank: weights[0] for the best, weights[n − 1] for the worst.
 
     Equal values share the mean of their weights.
 
@@ -97,7 +97,7 @@ def nes_utilities(n: int) -> list[float]:
     """The weights of natural evolution strategies, best first; they add up to 0.
 
     Wierstra et al., "Natural Evolution Strategies", https://arxiv.org/abs/1106.4487, section 3.1:
-    max(0, ln(n/2 + 1) − ln k) at place k, divided by their sum, less 1/n.
+    max(0, ln(n/2 + 1) − ln k) at rank k, divided by their sum, less 1/n.
     """
     raw = [max(0.0, math.log(n / 2 + 1) - math.log(k)) for k in range(1, n + 1)]
     total = sum(raw)

@@ -23,7 +23,7 @@ from functional_optim.search.shaping import nes_utilities, weigh
 
 class SNESState(NamedTuple):
     step: Tensor
-    """Generations told so far, 0-dim int64."""
+    """Number of finished generations, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64."""
     best: Any
@@ -50,7 +50,7 @@ def snes(
 
         xᵢ = m + σ zᵢ;   m ← m + η σ Σ uᵢ zᵢ;   σ ← σ exp(½ η_σ Σ uᵢ (zᵢ² − 1))
 
-    with z standard normal and u the utilities of the losses' places, which add up to 0. It costs
+    with z standard normal and u the utilities of the losses' ranks, which add up to 0. It costs
     O(d) per candidate and does not model correlations: if they matter, `cma_es` is far better.
 
     Args:
@@ -62,7 +62,7 @@ def snes(
     State: `SNESState`.
 
     Raises:
-        ValueError: if a number is out of range, or the population is below 2.
+        ValueError: if an argument is out of range, or the population is below 2.
 
     Paper: Wierstra et al., "Natural Evolution Strategies", https://arxiv.org/abs/1106.4487,
     algorithm 6 and table 1.

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("words", ROOT / "docs" / "words.py")
-assert spec is not None and spec.loader is not None
+assert spec is not None
+assert spec.loader is not None
 words = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(words)
 

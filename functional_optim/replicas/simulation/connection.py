@@ -14,11 +14,11 @@ from functional_optim.replicas.simulation.scheduler import Baton, Killed, Task
 
 
 class Simulated(Coordinator):
-    """What a worker of a `Simulation` gets: its replica's connection to the group.
+    """The argument of a worker of a `Simulation`: its replica's connection to the group.
 
     Attributes:
-        rank: which replica this is, from 0.
-        life: how many times it was restarted.
+        rank: index of this replica, from 0.
+        life: number of its restarts.
 
     Example::
 
@@ -43,7 +43,7 @@ class Simulated(Coordinator):
 
     @property
     def restarted(self) -> bool:
-        """Has this replica died before?"""
+        """Whether this replica was killed before."""
         return self.life > 0
 
     @property
@@ -52,10 +52,10 @@ class Simulated(Coordinator):
         return self._baton.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass: what the computation of a gradient takes, for instance.
+        """Let virtual time pass, e.g. the time of a gradient computation.
 
         Raises:
-            ValueError: for less than no time.
+            ValueError: for a negative time.
         """
         if not seconds >= 0:
             raise ValueError(f"sleep(seconds) needs 0 s or more, but got {seconds}.")
@@ -128,7 +128,7 @@ class Simulated(Coordinator):
         self._group.leave(self._me)
 
     def _take(self, r: SimulatedRound) -> None:
-        """Be healed, if this replica is to be in this round."""
+        """Heal this replica, if it has to be in this round."""
         saved = r.saved.pop(self._me, None)
         if saved is None:
             return

@@ -1,4 +1,4 @@
-"""What can go wrong in a `Simulation`, written down so that it can be printed and replayed."""
+"""Faults of a `Simulation` as values, which can be printed and replayed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Point: TypeAlias = Literal[
     "in decide",
     "after decide",
 ]
-"""Where a fault strikes. "in": the group has heard of the call (of the vote, say), and the replica
-waits for the answer. "after": the call is about to return."""
+"""When a fault occurs. "in": the group has received the call (e.g. the vote), and the replica waits
+for the answer. "after": the call is about to return."""
 
 POINTS: tuple[Point, ...] = get_args(Point)
 
 
 class Kill(NamedTuple):
-    """A replica dies, and may come back with nothing.
+    """A replica is killed, and may restart without its state.
 
-    rank: which one.
-    step: once it has this many steps committed, or more. A fault strikes once.
+    rank: of the replica.
+    step: the fault occurs once the replica has committed this many steps. It occurs once.
     point: where in that step.
-    restart: after so many seconds its worker is run again, blank; None: never.
-    unless_last: not if nobody else has the last committed step: it would be lost.
+    restart: seconds after which its worker restarts from scratch; None: never.
+    unless_last: do not kill the only replica with the last committed step, which would be lost.
 
     Example::
 
@@ -46,7 +46,7 @@ class Kill(NamedTuple):
 class Delay(NamedTuple):
     """One call of a replica takes longer. `rank`, `step` and `point` as for `Kill`.
 
-    seconds: how much longer. Beyond the group's timeout, the step goes on without it: refused.
+    seconds: the delay. Beyond the group's timeout, the step is refused.
 
     Example::
 
@@ -62,12 +62,12 @@ class Delay(NamedTuple):
 
 
 class CutOff(NamedTuple):
-    """A partition of the network: a replica reaches nobody, and nobody reaches it, for a while.
+    """A partition of the network: a replica is disconnected for some time.
 
-    What it sends, and what is sent to it, arrives when it is back. `rank`, `step` and `point` as
-    for `Kill`.
+    Messages from and to it arrive when it is connected again. `rank`, `step` and `point` as for
+    `Kill`.
 
-    seconds: for how long.
+    seconds: the duration.
 
     Example::
 
@@ -83,10 +83,10 @@ class CutOff(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """All calls of a replica take longer for a while. `rank`, `step` and `point` as for `Kill`.
+    """All calls of a replica take longer for some time. `rank`, `step` and `point` as for `Kill`.
 
-    seconds: for how long.
-    each: by how much every message to and from it is late.
+    seconds: the duration.
+    each: the delay of every message to and from it.
 
     Example::
 
@@ -106,7 +106,7 @@ Fault: TypeAlias = Kill | Delay | CutOff | Slow
 
 
 def check_faults(faults: list[Fault], replicas: int) -> None:
-    """Raise for what is no fault of one of that many replicas."""
+    """Raise an error for an invalid fault of that many replicas."""
     for fault in faults:
         if not isinstance(fault, Fault):
             raise TypeError(
@@ -136,13 +136,13 @@ def random_faults(
 
     Args:
         seed: of the random numbers.
-        replicas: how many there are.
-        until: faults strike while fewer steps than this are committed.
-        most: how many faults at most; from 0 to that, each number as likely.
-        longest: seconds. Durations reach from a thousandth of it to it, on a logarithmic scale, so
-            that some are within a group's timeouts and some are beyond.
-        restarts: the probability that a killed replica comes back.
-        keep_history: no kill strikes the last replica that has the last committed step.
+        replicas: their number.
+        until: faults occur while fewer steps than this are committed.
+        most: the largest number of faults; the number is uniform from 0 to this.
+        longest: seconds. Durations are log-uniform from a thousandth of it to it, so that some are
+            within a group's timeouts and some are beyond.
+        restarts: the probability that a killed replica restarts.
+        keep_history: never kill the only replica with the last committed step.
 
     Example::
 

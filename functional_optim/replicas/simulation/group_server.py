@@ -1,4 +1,4 @@
-"""The group service of a `Simulation`: quorums, reductions, votes and who holds which step."""
+"""The group service of a `Simulation`: quorums, reductions, votes, and the step of each replica."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Event(NamedTuple):
     """One line of a simulation's log.
 
     time: in virtual seconds.
-    rank, life: whose; a life is how many times this replica was restarted. None: of the group.
-    what: in words.
-    decision: where it is one.
+    rank, life: of the replica; life is the number of its restarts. None: of the group.
+    what: the event as text.
+    decision: for an event that is one.
     """
 
     time: float
@@ -41,7 +41,7 @@ class Event(NamedTuple):
 class Commit(NamedTuple):
     """A step that the group has committed.
 
-    step: how many are committed with it.
+    step: number of committed steps, including it.
     participants: the ranks whose values were averaged.
     members: the ranks that took the step: these, and those that were healed.
     """
@@ -53,11 +53,11 @@ class Commit(NamedTuple):
 
 @dataclass(eq=False)
 class SimulatedMember:
-    """One life of a replica, as the service knows it.
+    """One life of a replica in the service.
 
-    step: how many steps it counted as committed when it last began one.
-    held: the step whose whole state it has; -1 after an update that failed half-way.
-    left: has it finished? It stays as a peer to heal from.
+    step: its number of committed steps when it last began one.
+    held: the step whose complete state it has; -1 after an update that failed midway.
+    left: whether it has finished. It remains as a peer to heal from.
     """
 
     rank: int
@@ -80,13 +80,13 @@ class SimulatedMember:
 class SimulatedRound:
     """One step of a quorum, from its formation to its outcome.
 
-    step: how many steps are committed before it.
+    step: number of committed steps before it.
     participants: the members whose values are averaged.
-    source: who heals the others, and `saved`: what with, one copy for each.
-    given: how many reductions each member has contributed to.
-    sums: the parts of those that are not complete.
-    votes: by member, what it has against the step; "" for a yes.
-    heard: when something was last heard of a member.
+    source: the replica that heals the others, and `saved`: its state, one copy for each.
+    given: number of reductions that each member has contributed to.
+    sums: the parts of incomplete reductions.
+    votes: by member, its reason against the step; "" for a yes.
+    heard: the time of the last message of a member.
     """
 
     step: int
@@ -143,7 +143,7 @@ class Group:
     def send(
         self, m: SimulatedMember, arrive: Callable[[], Task | None], late: float = 0.0
     ) -> None:
-        """A message between a replica and the service. arrive: says who goes on."""
+        """A message between a replica and the service. arrive: returns the task that continues."""
 
         def arrived() -> Task | None:
             if not m.alive:
@@ -156,7 +156,7 @@ class Group:
         self.baton.at(self.baton.now + self._travel(m) + late, arrived)
 
     def _reply(self, m: SimulatedMember, key: Any, value: Any) -> None:
-        """A message from the service to a replica, which goes on if it waits for it."""
+        """A message from the service to a replica, which continues if it waits for it."""
 
         def arrive() -> Task | None:
             m.inbox[key] = value
@@ -169,21 +169,21 @@ class Group:
         slow = m.each if m.slow_until > self.baton.now else 0.0
         return self.latency * (0.5 + self.rng.random()) + slow
 
-    # ---------------------------------------------------------------- who is there
+    # ---------------------------------------------------------------- members
 
     def died(self, m: SimulatedMember) -> None:
-        """A replica is dead; its connections break at once."""
+        """A replica was killed; its connections break immediately."""
         m.alive = False
         self._gone(m, "died")
 
     def leave(self, m: SimulatedMember) -> None:
-        """A replica has finished; what it holds can still be had from it."""
+        """A replica has finished; peers can still heal from it."""
         if m.alive and not m.left:
             m.left = True
             self._gone(m, "left")
 
     def take_back(self, m: SimulatedMember) -> None:
-        """A committed step could not be taken by one of its members."""
+        """A member could not take a committed step."""
         m.held = -1
         self._check_history()
         self.form()
@@ -197,7 +197,7 @@ class Group:
         self.form()
 
     def holders(self) -> list[SimulatedMember]:
-        """Who has the last committed step."""
+        """The replicas with the last committed step."""
         return [m for m in self.members.values() if m.alive and m.held == self.step]
 
     def _check_history(self) -> None:
@@ -215,14 +215,14 @@ class Group:
         self.form()
 
     def why_no_quorum(self) -> str:
-        """What a replica that has asked to start waits for."""
+        """The text of what a replica that has asked to start waits for."""
         return (
             f"a quorum ({len(self._waiting)} of min_replicas={self.min_replicas} have asked, "
             f"{len(self.holders())} hold the last committed step, {self.step})"
         )
 
     def form(self) -> None:
-        """Begin a round, if all who live have asked for it, or the time to wait for them is up."""
+        """Begin a round, if all living replicas have asked for it, or the time to wait is over."""
         if self._round is not None or not self._waiting:
             self._deadline = None
             return
@@ -313,7 +313,7 @@ class Group:
             self._conclude(r, self._objection(r))
 
     def _objection(self, r: SimulatedRound) -> str:
-        """Why a round is refused though all have voted for it; "" if it is not."""
+        """Why a round is refused although all have voted for it; "" if it is not."""
         if not r.participants:
             return "no replica took part, all were healing"
         if not any(m.alive for m in r.members):
@@ -343,7 +343,7 @@ class Group:
         self.form()
 
     def _watch(self, r: SimulatedRound) -> None:
-        """Give a round up that nothing was heard of for the timeout."""
+        """Refuse a round without messages for the timeout."""
         due = r.heard + self.timeout
 
         def check() -> None:
@@ -369,7 +369,7 @@ def _saved(m: SimulatedMember) -> dict[str, Any]:
 
 
 def _mean(parts: list[Tensor], like: Tensor) -> Tensor:
-    """Summed in the order of ranks, half types in float32: the same bits for everybody."""
+    """Summed in the order of ranks, half types in float32: bitwise equal for all replicas."""
     if not parts:
         return torch.zeros_like(like)
     total = parts[0].float() if like.dtype.itemsize < 4 else parts[0]

@@ -1,4 +1,4 @@
-"""Threads of which one runs at a time, on virtual time: blocking code, simulated step by step."""
+"""Threads that run one at a time, in virtual time: a simulation of blocking code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Callable
 
 
 class Killed(BaseException):
-    """Unwinds a thread whose replica is dead. No Exception: nobody is to take it for an error."""
+    """Unwinds a thread whose replica was killed. Not an Exception, so that no handler catches
+    it."""
 
 
 class Task:
-    """A thread that takes part.
+    """A thread of the simulation.
 
-    doomed: will it unwind where it waits?
-    waits_for: says so in words, for the error of a run that is stuck.
+    doomed: whether it will unwind where it waits.
+    waits_for: returns a text, for the error of a run that is stuck.
     """
 
     def __init__(self, name: str, body: Callable[[], None]) -> None:
@@ -31,14 +32,14 @@ class Task:
 
 
 class Baton:
-    """A queue of events in virtual time, and the threads that some of them let go on.
+    """A queue of events in virtual time, and the threads that some of them resume.
 
     The task with the baton runs; in `wait` it processes the next events, until one of them names
-    the task that gets the baton. So all that happens has one order, which follows from the times of
-    the events; where two are equal, the one that was announced first is first.
+    the task that gets the baton. So all events have one order, given by their times; of equal
+    times, the one that was scheduled first is first.
 
     Args:
-        limit: the virtual time at which a run is given up.
+        limit: the virtual time at which a run is aborted.
     """
 
     def __init__(self, limit: float) -> None:
@@ -54,11 +55,11 @@ class Baton:
         self._end.acquire()
 
     def at(self, time: float, action: Callable[[], Task | None]) -> None:
-        """Announce an event. If its action returns a task, that one goes on."""
+        """Schedule an event. If its action returns a task, that task continues."""
         heapq.heappush(self._events, (time, next(self._number), action))
 
     def spawn(self, name: str, body: Callable[[], None], time: float) -> Task:
-        """A new task, which begins at that time."""
+        """Start a task at that time."""
         task = Task(name, body)
         self._tasks.append(task)
         self._left += 1
@@ -66,7 +67,7 @@ class Baton:
         return task
 
     def wait(self, me: Task, what: Callable[[], str]) -> None:
-        """Give the baton away, until an event names this task.
+        """Release the baton until an event names this task.
 
         Raises:
             Killed: if it is doomed, or the run is over.
@@ -98,7 +99,7 @@ class Baton:
             raise self.failure
 
     def _next(self) -> Task | None:
-        """Work off events, up to one that names a task. None: the run is over."""
+        """Process events, up to one that names a task. None: the run is over."""
         try:
             while self._left and self.failure is None:
                 if not self._events:

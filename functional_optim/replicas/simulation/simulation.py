@@ -21,17 +21,17 @@ from functional_optim.replicas.simulation.group_server import Commit, Event, Gro
 from functional_optim.replicas.simulation.scheduler import Baton
 
 RULES = ("min_replicas", "heals_at_start", "init_sync", "timeout", "join_timeout", "latency")
-"""What of a simulation its group service goes by."""
+"""The settings of a simulation that its group service needs."""
 
 
 class SimulationResult(NamedTuple):
-    """What a simulation has seen.
+    """The result of a simulation.
 
-    returned: by rank, what the worker has returned in its last life; nothing of the dead.
+    returned: by rank, the return value of the worker in its last life; without dead replicas.
     log: all events, in the order of virtual time.
-    commits: the steps that were committed, in order.
-    lost: the events of committed steps whose last holder has died. Empty: none is lost.
-    time: when it was over, in virtual seconds.
+    commits: the committed steps, in order.
+    lost: the events of committed steps whose last holder was killed; empty if none is lost.
+    time: of the end, in virtual seconds.
 
     Example::
 
@@ -81,49 +81,48 @@ class SimulationResult(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Simulation:
-    """Replicas that train together in one process, and what may befall them.
+    """Replicas that train together in one process, with faults.
 
     A worker is ordinary blocking code. Each replica runs it in a separate thread, but only one
     thread runs at a time, and another gets its turn only inside a call of a coordinator. Time is
-    virtual. What happens when follows from the seed and the faults: the same gives the same run,
-    bitwise. Averages are real, and have the same bits for all participants.
+    virtual. The seed and the faults determine the run, bitwise. Averages are computed, and are
+    bitwise equal for all participants.
 
     **The group.** A quorum forms when all living replicas have asked to start, or `join_timeout`
-    after the first. It goes on from the last committed step: who is behind is healed with what a
-    replica that has it has saved; if none of these can be reached, the others wait. While nothing
-    is committed, all are made equal to the lowest rank. A reduction fails, and the step is refused,
-    where a member dies or nothing is heard of it for `timeout`. A replica whose worker has returned
-    stays as a peer to heal from, until all have, as a process would that serves its last
-    checkpoint (`Replica.finish` says which one).
+    after the first. It continues from the last committed step: a replica that is behind is healed
+    with the saved state of one that has this step; if none of these can be reached, the others
+    wait. Before the first commit, all are made equal to the lowest rank. A reduction fails, and the
+    step is refused, if a member dies or sends no message for `timeout`. A replica whose worker has
+    returned remains as a peer to heal from until all workers have returned, like a process that
+    serves its last checkpoint (passed to `Replica.finish`).
 
     **The vote is all or nothing.** A step is committed if every member of the quorum has voted for
     it, and refused for all of them otherwise. A replica that is cut off while the vote is counted
     waits until it is back, and then receives the outcome. torchft votes in each replica group
-    separately: if one group misses the answer, it may refuse what the others have committed, and is
-    healed afterwards; and a quorum goes on from the highest step in it, whatever those who are cut
-    off have committed. Here no committed step can be lost, so a test can ask for just that; unless
-    all who have it die, and then `SimulationResult.lost` says so.
+    separately: if one group misses the answer, it may refuse a step that the others have committed,
+    and is healed afterwards; and a quorum continues from the highest step in it, regardless of what
+    disconnected replicas have committed. Here no committed step is lost, so that tests can assert
+    this, unless all replicas that have it die; `SimulationResult.lost` lists such steps.
 
     Args:
-        replicas: how many, ≥ 1.
-        seed: of the times that messages take.
-        faults: `Kill`, `Delay`, `CutOff` and `Slow`, or `random_faults(seed)`. Each strikes once.
-        min_replicas: how many it takes to form a quorum, those included that have finished.
+        replicas: their number, ≥ 1.
+        seed: of the latencies of messages.
+        faults: `Kill`, `Delay`, `CutOff` and `Slow`, or `random_faults(seed)`. Each occurs once.
+        min_replicas: the number of replicas that a quorum needs, including finished ones.
         heals_at_start: deliver a peer's state in `start`, as torchft with `use_async_quorum=False`:
-            who is healed takes part. By default in `decide`: who is healed is left out of the mean.
-            A worker has to look after `start` whether it was healed to the end of its training.
-        init_sync: make all replicas equal while nothing is committed. Default: True, as torchft.
+            a healed replica participates. By default in `decide`: a healed replica is not part of
+        the mean. After `start`, a worker has to check whether it was healed to the end of training.
+        init_sync: make all replicas equal before the first commit. Default: True, as torchft.
         timeout: seconds without a message until an open step is refused.
         join_timeout: seconds that a quorum waits for the others.
-        latency: seconds that a message takes; in truth a half to one and a half of it.
-        limit: virtual seconds after which the run is given up.
-        errors: "raise" ends the run with an exception of a worker; "crash" takes it for the death
-            of its replica.
-        max_retries, bucket_bytes: as for `Coordinator`.
+        latency: mean seconds of a message; each takes a random factor of 0.5 to 1.5 of it.
+        limit: virtual seconds after which the run is aborted.
+        errors: "raise" ends the run with an exception of a worker; "crash" treats it as the death
+            of its replica. max_retries, bucket_bytes: see `Coordinator`.
 
     Raises:
-        ValueError: for hyperparameters out of range; for a fault of no replica or at no point.
-        TypeError: for what is no fault.
+        ValueError: for hyperparameters out of range; for a fault of an unknown replica or point.
+        TypeError: for other objects as faults.
 
     Example::
 
@@ -181,8 +180,8 @@ class Simulation:
             worker: takes its replica's coordinator. Called again for every life.
 
         Raises:
-            RuntimeError: if a worker has raised, with its rank; if nobody can move any more, with
-                who waits for what.
+            RuntimeError: if a worker has raised, with its rank; for a deadlock, with what each
+                replica waits for.
             TimeoutError: at the limit of virtual time.
         """
         return _Run(self, worker).result()
@@ -209,7 +208,7 @@ class _Run:
         return SimulationResult(returned, group.log, group.commits, group.lost, self.baton.now)
 
     def begin(self, rank: int, life: int, time: float) -> None:
-        """A life of a replica, from that time on."""
+        """Start a life of a replica at that time."""
         plan, group = self.plan, self.group
         options = {"max_retries": plan.max_retries, "bucket_bytes": plan.bucket_bytes}
         coordinator = Simulated(group, self.baton, rank, life, **options)
@@ -239,7 +238,7 @@ class _Run:
         me.task = self.baton.spawn(f"replica {rank} (life {life})", live, time)
 
     def strike(self, m: SimulatedMember, point: Point) -> None:
-        """Let the faults happen that are due where a replica is now."""
+        """Apply the faults that are due at the point of a replica."""
         now = self.baton.now
         for fault in [f for f in self.pending if (f.rank, f.point) == (m.rank, point)]:
             if not m.alive or m.step < fault.step:

@@ -1,4 +1,4 @@
-"""DiLoCo: step alone, and let an outer optimizer follow the mean of where that led."""
+"""DiLoCo: local steps, and an outer optimizer on the mean of their displacements."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from functional_optim.core.factory import factory
 from functional_optim.core.paths import Mask, chosen, masked_by, partial
 
 Fragments = int | list[Mask] | tuple[Mask, ...]
-"""How many, or which leaves make up each: path patterns, predicates or trees of bools."""
+"""Their number, or the leaves of each: path patterns, predicates or trees of bools."""
 
 
 class Division:
-    """Which fragment each leaf belongs to.
+    """The fragment of each leaf.
 
-    fragments: a number: the leaves, in the tree's order, are cut into so many runs of about the
-        same size in bytes. Or masks: a leaf belongs to the first that selects it.
+    fragments: a number: the leaves, in the tree's order, are split into this many parts of about
+    the same size in bytes. Or masks: a leaf belongs to the first that selects it.
 
     Raises:
-        ValueError: for less than one fragment; from `owners`, if a leaf is in none of them, or a
+        ValueError: for less than one fragment; from `owners`, if a leaf is in no fragment, or a
             fragment has no leaf.
     """
 
@@ -49,7 +49,7 @@ class Division:
             raise ValueError(f"there must be 1 fragment or more, but fragments is {fragments!r}.")
 
     def owners(self, params: Any) -> Any:
-        """The number of its fragment for each leaf: a tree like the parameters."""
+        """The index of the fragment of each leaf: a tree like the parameters."""
         leaves, paths = tree.columns(params, tree.paths(params))
         found = self._chosen(leaves, paths) if self.masks else self._evenly(leaves)
         for k in range(self.count):
@@ -96,7 +96,7 @@ def cut(owners: Any, k: int, params: Any, values: Any) -> Any:
 
 
 def owner_of(part: Any, params: Any, owners: Any) -> int:
-    """The fragment that a tree is of which was cut."""
+    """The fragment of a cut tree."""
     rows = tree.rows(params, owners, part)
     return next(owner for _, owner, x in rows if x is not None)
 
@@ -104,8 +104,8 @@ def owner_of(part: Any, params: Any, owners: Any) -> int:
 def map_owned(fn: Callable[..., Any], params: Any, owners: Any, state: Any, *rest: Any) -> Any:
     """`fn(owner, x, …)` for all tensors of a transformation's state.
 
-    The owner of what the state keeps for a leaf (its slots) is the leaf's fragment, and None that
-    of what all leaves share, such as counts.
+    The owner of the slots of a leaf is the leaf's fragment; of shared values, such as counts, it is
+    None.
     """
 
     def one(x: Any, *others: Any) -> Any:
@@ -121,7 +121,8 @@ def map_owned(fn: Callable[..., Any], params: Any, owners: Any, state: Any, *res
 
 
 def _like(params: Any, x: Any) -> bool:
-    """Is a part of a state a tree like the parameters, with a tensor or nothing for each leaf?"""
+    """Whether a part of a state is a tree like the parameters, with a tensor or None for each
+    leaf."""
     if isinstance(params, Tensor):
         return x is None or isinstance(x, Tensor)
     if params is None or type(x) is not type(params):
@@ -137,12 +138,12 @@ class DiLoCoState(NamedTuple):
     """The state of `diloco`.
 
     since: 0-dim int64 on the CPU, local steps since a fragment was last synchronized.
-    turn: 0-dim int64 on the CPU, the fragment whose turn it is next, from 0.
-    inner: the state of the inner transformation. Each replica has its own.
-    anchor: each fragment's parameters as they left the outer transformation at its last
-        synchronization, the same bits on all replicas.
-    past: `inner` as it was then: all of it if there is one fragment, otherwise the slots of each
-        fragment's leaves, and None for what all leaves share.
+    turn: 0-dim int64 on the CPU, the next fragment, from 0.
+    inner: the state of the inner transformation, separate for each replica.
+    anchor: each fragment's parameters after the outer transformation at its last synchronization,
+    bitwise equal on all replicas.
+    past: `inner` at that time: all of it if there is one fragment, otherwise the slots of each
+    fragment's leaves, and None for shared values.
     outer: for each fragment the state of the outer transformation, the same on all replicas.
 
     Example::
@@ -174,21 +175,22 @@ def diloco(
     """Every so many steps, let an outer transformation step along the mean of the replicas'
     displacements.
 
-    Between synchronizations each replica steps alone, with its own gradients and its own inner
-    state. How far its parameters θ have come from the anchor φ is the outer transformation's
+    Between synchronizations each replica makes local steps, with local gradients and a local inner
+    state. The displacement of its parameters θ from the anchor φ is the outer transformation's
     gradient::
 
         Δ = mean(φ − θ)              over the group, offered `delay` steps before it is used
         φ ← φ + outer(Δ, φ)
         θ ← φ + alpha · (θ − φ)
 
-    With several fragments they take turns, one every `every / fragments` steps, which spreads the
+    With several fragments, one is synchronized every `every / fragments` steps, which spreads the
     traffic; each has a separate outer state.
 
-    A refused synchronization takes back what was done to its fragment since the fragment's last
-    one: its parameters are the anchor again, and inner slots of its leaves what they were then,
-    bitwise (with one fragment all of the inner state, counts included; with several, what the
-    leaves share goes on). The outer state is untouched, and the same fragment has the next turn.
+    A refused synchronization undoes the steps of its fragment since the fragment's last one: its
+    parameters are the anchor again, and the inner slots of its leaves have their values of that
+    time, bitwise (with one fragment all of the inner state, including counts; with several, shared
+    values are not reset). The outer state does not change, and the same fragment is synchronized
+    next.
 
     Args:
         inner: the transformation of a local step; the papers use AdamW. Extra arguments are passed
@@ -197,23 +199,22 @@ def diloco(
             `fo.sgd(0.7, momentum=0.9, nesterov=True)`.
         every: local steps from one synchronization of a fragment to its next, ≥ 1 and a multiple of
             the number of fragments. The first paper's main runs use 500.
-        fragments: a number: the leaves, in the tree's order, are cut into so many runs of about the
-            same size in bytes. Or a list with a mask for each fragment: a path pattern, patterns
-            of which one must fit, a function of path and leaf, or a tree of bools (see
-            `partition`); a leaf belongs to the first that selects it. Default: all at once.
-        delay: τ, local steps between offer and use, so that a reduction may take its time;
-            0 ≤ delay < every / fragments. Default: none.
-        alpha: how much of the local parameters is kept, in [0, 1]. Default: nothing.
+        fragments: a number: the leaves, in the tree's order, are split into this many parts of
+            about the same size in bytes. Or a list with a mask for each fragment: a path pattern,
+            patterns of which one must match, a function of path and leaf, or a tree of bools (see
+            `partition`); a leaf belongs to the first that selects it. Default: one fragment.
+        delay: τ, local steps between offer and use, to overlap the reduction with computation; 0 ≤
+            delay < every / fragments. Default: none.
+        alpha: the weight of the local parameters, in [0, 1]. Default: 0.
 
     Returns:
-        A `Synced`, to be driven by `replicas.Replica`. `update` alone is that of inner, and counts.
-        Where `offer` is traced and there are several fragments, say which:
-        `offer(state, params, fragment=1)`.
+        A `Synced`, for `replicas.Replica`. Its `update` is that of inner, and counts. To trace
+        `offer` with several fragments, pass the fragment: `offer(state, params, fragment=1)`.
 
     State: a `DiLoCoState`. Memory: parameters and inner state once more, and the outer state.
 
     Raises:
-        TypeError: if inner or outer is not a transformation, or fragments of another kind.
+        TypeError: if inner or outer is not a transformation, or fragments has another type.
         ValueError: for hyperparameters out of range; if inner or outer has a `local_sgd` or
             `diloco` inside, or outer needs extra arguments; from init, if a leaf is in no fragment,
             or a fragment has no leaf.
@@ -315,7 +316,7 @@ def diloco(
 
 
 def _own(owner: int | None, x: Tensor) -> Tensor | None:
-    """A copy of what the leaves of a fragment have for themselves."""
+    """A copy of the slots of the leaves of a fragment."""
     return None if owner is None else x.clone()
 
 

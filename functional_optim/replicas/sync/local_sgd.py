@@ -1,4 +1,4 @@
-"""Local SGD: step alone, and average the parameters now and then."""
+"""Local SGD: local steps, and periodic averages of the parameters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LocalSGDState(NamedTuple):
     """The state of `local_sgd`.
 
     since: 0-dim int64 on the CPU, local steps since the last synchronization.
-    inner: the state of the inner transformation. Each replica has its own.
-    anchor: the parameters at the last synchronization, the same bits on all replicas.
-    past: `inner` as it was then.
+    inner: the state of the inner transformation, separate for each replica.
+    anchor: the parameters at the last synchronization, bitwise equal on all replicas.
+    past: `inner` at that time.
 
     Example::
 
@@ -45,21 +45,20 @@ class LocalSGDState(NamedTuple):
 def local_sgd(inner: base.GradientTransformation, every: int) -> Synced:
     """Every so many steps, replace the parameters by their mean over the group.
 
-    Between synchronizations each replica steps alone, with its own gradients and its own inner
-    state; nothing is sent. Only parameters are averaged. Momenta and counts stay each replica's
-    own; one that is healed goes on with those of the peer that it was healed by.
+    Between synchronizations each replica makes local steps, with local gradients and a local inner
+    state, without communication. Only parameters are averaged. Momenta and counts are local; a
+    healed replica continues with those of the peer that healed it.
 
-    A refused synchronization takes back what was done since the last one: parameters **and** inner
-    state are what they were then, bitwise, whatever was sent. So the same number of local steps
-    lies behind every mean, and replicas never drift apart for longer; the batches of those steps
-    are skipped.
+    A refused synchronization undoes the steps since the last one: parameters **and** inner state
+    have their values of that time, bitwise. So every mean is over the same number of local steps,
+    which bounds the divergence of replicas; the batches of those steps are skipped.
 
     Args:
         inner: the transformation of a local step. Its extra arguments are passed on.
         every: local steps from one synchronization to the next, ≥ 1.
 
     Returns:
-        A `Synced`, to be driven by `replicas.Replica`. `update` alone is that of inner, and counts.
+        A `Synced`, for `replicas.Replica`. Its `update` is that of inner, and counts.
 
     State: a `LocalSGDState`. Memory: parameters and inner state once more.
 
@@ -70,8 +69,8 @@ def local_sgd(inner: base.GradientTransformation, every: int) -> Synced:
     Paper: Stich, "Local SGD Converges Fast and Communicates Little",
     https://arxiv.org/abs/1805.09767, Algorithm 1.
 
-    Not for networks that bear an average of gradients at every step: then give `Replica` the inner
-    transformation itself, which keeps all of the state equal.
+    If the network is fast enough to average gradients at every step, pass the inner transformation
+    to `Replica` instead, which keeps all of the state equal.
 
     Example::
 
