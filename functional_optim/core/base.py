@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from functional_optim.core.rule import Placement
 
 Tree: TypeAlias = Any
-"""Any optree pytree of tensors: a dict of parameters, a list, a tensor, nested as you like."""
+"""Any optree pytree of tensors: a dict of parameters, a list, a tensor, or nested containers."""
 
 Record = TypeVar("Record")
 
@@ -31,7 +31,7 @@ class Functions(NamedTuple):
 
 
 class Plain:
-    """What `_replace` makes: not a subclass, which knows the rules or parts of other functions."""
+    """The result of `_replace`: not a subclass, which has the rules or parts of other functions."""
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Any:
@@ -39,7 +39,7 @@ class Plain:
 
 
 class _OfObjects:
-    """Something that an optimizer object has, and a transformation has not."""
+    """An attribute that optimizer objects have and transformations do not."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -65,13 +65,13 @@ class GradientTransformation(Made, Plain, Functions):
         updates, state = tx.update(grads, state, params, **extra)
         params = apply_updates(params, updates)
 
-    Neither function touches its arguments. `params`, `grads` and `updates` are pytrees of one
+    Neither function modifies its arguments. `params`, `grads` and `updates` are pytrees of one
     structure; `state` is a pytree of tensors. Extra arguments that `update` takes are its
     keyword-only parameters; `chain` routes each to the parts that declare it.
 
-    `copy`, `copy.deepcopy` and `pickle` work on whatever a factory such as `adamw` returns, by the
-    factory and its arguments (see `factory`). One that is built from two functions is pickled by
-    their names. `_replace` returns a plain pair of functions, which does not fuse.
+    `copy`, `copy.deepcopy` and `pickle` support the results of factories such as `adamw`, by the
+    factory and its arguments (see `factory`). A transformation built from two functions is pickled
+    by their names. `_replace` returns a plain pair of functions, which does not fuse.
 
     Example::
 
@@ -103,12 +103,12 @@ class GradientTransformation(Made, Plain, Functions):
 
     @property
     def children(self) -> tuple[GradientTransformation, ...]:
-        """The transformations of which this one is made."""
+        """The transformations that this one consists of."""
         return ()
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """The one-tensor rules inside, as far as they can be seen, in the order of the run."""
+        """The one-tensor rules inside, as far as they are known, in order of execution."""
         return tuple([x for child in self.children for x in child.placements])
 
     @property
@@ -126,22 +126,22 @@ class GradientTransformation(Made, Plain, Functions):
         return (*self._own_extra(required=required), *inner)
 
     def _own_extra(self, *, required: bool) -> tuple[str, ...]:
-        """The extra arguments that `update` takes for itself, not for its children."""
+        """The extra arguments of this transformation, without those of its children."""
         return extra_names(self.update, required=required)
 
     @property
     def reads_gradients(self) -> bool:
-        """Whether there is nothing to do as long as all gradients are None."""
+        """Whether `update` does nothing if all gradients are None."""
         return all(child.reads_gradients for child in self.children)
 
     @property
     def communicates(self) -> bool:
-        """Whether it sums over processes, so that each must step whatever gradients it has."""
+        """Whether it sums over processes, so that each must step even without gradients."""
         return any(child.communicates for child in self.children)
 
 
 class EmptyState(NamedTuple):
-    """The state of a transformation that remembers nothing.
+    """The state of a transformation without state.
 
     Example::
 
@@ -158,8 +158,7 @@ class EmptyState(NamedTuple):
 def replaced(record: Record, **fields: Any) -> Record:
     """A NamedTuple with some fields replaced, for states that an update returns.
 
-    torch 2.11's compiler makes an empty tuple of what `_replace` gives a compiled function to
-    return.
+    torch 2.11's compiler returns an empty tuple for the result of `_replace`.
     """
     known: Any = record
     return type(known)(**{**known._asdict(), **fields})
@@ -171,10 +170,10 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
     Args:
         params: pytree of tensors.
         updates: pytree of the same structure, from a transformation's `update`. Its tensors may
-            have a wider dtype than the parameters'; `None` leaves a parameter as it is.
+            have a wider dtype than the parameters'; `None` leaves a parameter unchanged.
 
     Returns:
-        A pytree like `params`. Nothing is changed in place.
+        A pytree like `params`. No argument is modified.
 
     Raises:
         ValueError: if the two structures differ.
@@ -192,7 +191,7 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 def _updated(p: Tensor, u: Tensor | None) -> Tensor:
     if u is None:
         return p
-    if u.shape != p.shape:  # in a trace, where trees are not compared before
+    if u.shape != p.shape:  # in a trace, which does not compare trees before
         raise ValueError(
             f"an update of shape {tuple(u.shape)} is not that of a parameter of shape "
             f"{tuple(p.shape)}; pass the updates computed for these parameters."
@@ -203,7 +202,7 @@ def _updated(p: Tensor, u: Tensor | None) -> Tensor:
 def add(p: Tensor, u: Tensor) -> Tensor:
     """`p + u` in the wider of the two dtypes, rounded once to p's.
 
-    Part by part for complex ones: torch multiplies u by 1 + 0j, which turns -0.0 into 0.0.
+    Real and imaginary parts separately: torch multiplies u by 1 + 0j, which turns -0.0 into 0.0.
     """
     if p.is_complex() and u.is_complex():
         return torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
@@ -212,7 +211,7 @@ def add(p: Tensor, u: Tensor) -> Tensor:
 
 
 def check_transformation(name: str, tx: Any, example: str) -> None:
-    """Raise TypeError, in the name of who takes it, for what is not a transformation."""
+    """Raise TypeError unless tx is a transformation. name: the caller."""
     if not isinstance(tx, GradientTransformation):
         raise TypeError(
             f"{name} takes a transformation, but got a {type(tx).__name__}; call the factory, "
@@ -224,7 +223,7 @@ def check_params(params: Tree) -> None:
     """Raise TypeError unless every leaf is a floating-point or complex tensor."""
     if isinstance(params, GradientTransformation):
         raise TypeError(
-            f"a tree of parameters is asked for, but got a {type(params).__name__}; pass a pytree "
+            f"expected a tree of parameters, but got a {type(params).__name__}; pass a pytree "
             "of tensors such as dict(model.named_parameters())."
         )
     for path, p in tree.items(params):
@@ -255,7 +254,7 @@ def real_only(name: str) -> Callable[[Tensor], EmptyState]:
 
 
 def check_grads(params: Tree, grads: Tree) -> None:
-    """Raise unless there is one gradient (or None) of the right kind for each parameter."""
+    """Raise an error unless each parameter has one matching gradient, or None."""
     tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) per parameter")
     for (path, p), (_, g) in zip(tree.items(params), tree.rows(params, grads), strict=True):
         if g is not None:
@@ -281,7 +280,7 @@ def check_gradient(path: str, g: Any, p: Tensor) -> None:
 
 
 def check_slot(path: str, key: str, slot: Any, p: Tensor, *, away: bool = False) -> None:
-    """Raise TypeError or ValueError unless a slot of p's shape can be kept for p.
+    """Raise TypeError or ValueError unless a slot of p's shape matches p.
 
     away: whether it may be in other memory.
     """
@@ -309,7 +308,7 @@ def _check_layout(
 
 
 def _check_beside(path: str, x: Tensor, what: str, p: Tensor, *, away: bool = False) -> None:
-    """Raise TypeError or ValueError unless x lies where p does, and both have all their memory.
+    """Raise TypeError or ValueError unless x is on p's device, and both have all their memory.
 
     away: whether x may be on another device.
     """
@@ -338,7 +337,7 @@ def extra_names(update: Callable[..., Any], *, required: bool = False) -> tuple[
 
     Read from the code object, because `inspect.signature` cannot be traced by torch.compile.
 
-    required: leave those out that have a default.
+    required: without those that have a default.
     """
     code = getattr(update, "__code__", None)
     if code is None:
@@ -384,7 +383,7 @@ def check_extra(extra: dict[str, Any], known: tuple[str, ...]) -> None:
 def unrecorded(fn: Callable[..., Any], *args: Any) -> Any:
     """Call a function as under `torch.no_grad()`, for 0.2 µs instead of 1.3.
 
-    torch's own can be left by an interrupt before it has put back what was there.
+    An interrupt could leave torch's context manager before it restores the mode.
     """
     return _with_grad(False, fn, args)
 
@@ -396,7 +395,7 @@ def recorded(fn: Callable[..., Any], *args: Any) -> Any:
 
 def _with_grad(wanted: bool, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     recording = torch.is_grad_enabled()
-    try:  # before the change: an interrupt comes after a call
+    try:  # before the change: interrupts occur after calls
         set_grad_enabled(wanted)
         return fn(*args)
     finally:
@@ -409,10 +408,10 @@ def default_device(leaves: list[Tensor]) -> torch.device:
 
 
 def batched(x: Tensor, leaves: list[Tensor]) -> Tensor:
-    """A number of a new state; under vmap batched as the first leaf is.
+    """A scalar of a new state; under vmap batched like the first leaf.
 
-    So it is laid out as that of every later step: a compiled step of an ensemble is compiled once,
-    and a donated one can write into it.
+    So it has the layout of later steps: the step of an ensemble is compiled once, and a donating
+    one can write into it.
     """
     inside = torch.compiler.is_compiling() or modes.transformed()
     if leaves and inside and not sharding.is_sharded(leaves[0]):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def check_first(make: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raise TypeError where parameters stand instead of a factory's first number."""
+    """Raise TypeError for parameters instead of a factory's first number."""
     if args and _are_parameters(args[0]):
         first = next(iter(inspect.signature(make).parameters.values()), None)
         kind = "" if first is None else str(first.annotation)
@@ -56,7 +56,7 @@ NUMBERS = {
     "Number": "a number or a 0-dim tensor",
     "Hyper": "a number, a 0-dim tensor or a schedule",
 }
-"""What arguments take, by their annotations."""
+"""The values that arguments accept, by their annotations."""
 
 NO_NUMBER = (str, bytes, list, tuple, dict, set, type(None), type, torch.nn.Module)
 
@@ -66,7 +66,8 @@ SIMPLE = frozenset((float, int, bool, Tensor))
 def check_numbers(
     make: Callable[..., Any], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
 ) -> None:
-    """Raise TypeError for what can be no number where one is asked for. names: of the args."""
+    """Raise TypeError for an argument that should be a number and cannot be one. names: of the
+    args."""
     annotations = getattr(make, "__annotations__", {})
     for name, x in (*zip(names, args, strict=False), *kwargs.items()):
         if type(x) in SIMPLE:
@@ -87,7 +88,7 @@ def check_numbers(
 
 
 def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError for anything but True and False where a flag is asked for."""
+    """Raise TypeError unless a flag is True or False."""
     for name, x in kwargs.items():
         known = type(x).__name__ in ("bool", "bool_", "Tensor") or (type(x) is int and x in (0, 1))
         if annotations.get(name) == "bool" and not known:
@@ -95,7 +96,7 @@ def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
 
 
 INSIDE = ("a hyperparameter must be", " takes a number")
-"""What errors say of a number that a factory has handed on."""
+"""Texts in errors for a number that a factory has passed on."""
 
 
 def explained(
@@ -105,8 +106,8 @@ def explained(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> TypeError:
-    """The error of a call, which says what stands here instead of an unknown argument, and
-    which argument is no number. names: of the args."""
+    """The error of a call, with our name for an unknown argument, and the argument that is not a
+    number. names: of the args."""
     from functional_optim.core.other_names import hint_for_argument
 
     text = str(error)
@@ -125,7 +126,7 @@ def explained(
 
 
 def explaining(init: Callable[..., None]) -> Any:
-    """A constructor, which says of an argument that it does not take what stands here for it."""
+    """A constructor with an error that gives our name for an unknown argument."""
 
     @functools.wraps(init)
     def explained_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -138,7 +139,7 @@ def explaining(init: Callable[..., None]) -> Any:
 
 
 def not_called(make: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for `init` and `update` of a factory that has not been called."""
+    """`init` and `update` of a factory that has not been called: they raise an error."""
 
     def refused(*args: Any, **kwargs: Any) -> Any:
         name = make.__name__

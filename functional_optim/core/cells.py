@@ -1,15 +1,15 @@
-"""Cells: how the numbers of a block become codes of 16, 8 or 4 bits.
+"""Cells: encoding of the elements of a block in 16, 8 or 4 bits.
 
 Codes of 8 and 4 bits are the first bits of a float32: with z = 1 + |x| / scale, the exponent of z
 and the first bits of its mantissa. So the steps between two codes double with each octave of z, as
-in the telephone's A-law (ITU-T G.711), and a code is made by one addition and one shift.
+in the telephone's A-law (ITU-T G.711), and encoding takes one addition and one shift.
 
-Rounding is stochastic where random numbers are given: one is added before the bits are cut off, so
-that what is small against a step is kept in the mean. It would be lost otherwise: an average with
-β = 0.999 changes by a thousandth in a step. Below the first code it rounds to nearest: a small
+Rounding is stochastic if random numbers are passed: they are added before truncation, so that
+changes smaller than a step are preserved in expectation. Otherwise they would be lost: an average
+with β = 0.999 changes by a thousandth in a step. Below the first code it rounds to nearest: a small
 momentum that was randomly rounded to a larger one would be a large step.
 
-A number that is not finite becomes NaN, alone: the others of its block are stored as without it.
+An element that is not finite becomes NaN; it does not affect the others of its block.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ LARGEST_BFLOAT16 = 0x7F7F << 16
 """bfloat16's largest number as the integer of a float32."""
 
 OVER = 1 << 23
-"""What makes an int32 that is not finite as a float32 negative, and no other."""
+"""The offset that makes an int32 negative if it is not finite as a float32."""
 
 SMALLEST = 27 << 23
-"""The least that a block's largest number counts for, 2⁻¹⁰⁰: below, quotients would underflow."""
+"""The smallest scale of a block, 2⁻¹⁰⁰: below, quotients would underflow."""
 
 
 class Cells(Protocol):
-    """How the numbers of a block become codes. All tensors may have more dimensions in front."""
+    """The encoding of the elements of a block. All tensors may have more leading dimensions."""
 
     @property
     def kind(self) -> str:
-        """What `stored`, or `master_weights`, calls it."""
+        """Its name in `stored`, or `master_weights`."""
         ...
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of what is stored. Of a slot the first is that of the kind, which says how it
-        is decoded; "" for what stands under the name of the slot."""
+        """The names of the stored tensors. The first one of a slot is the kind, which determines
+        the decoding; "" for the tensor with the name of the slot."""
         ...
 
     @property
     def entrywise(self) -> bool:
-        """Whether all that is stored has the shape of the slot."""
+        """Whether all stored tensors have the shape of the slot."""
         ...
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
@@ -80,15 +80,15 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _scale(sizes: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """By what sizes of a block must be divided to be below a number, and one over it.
+    """The divisor that makes magnitudes of a block smaller than a number, and its inverse.
 
     Integers of sizes compare as the sizes do, and compilers find the largest with vector units.
-    What is not finite does not count: it is negative once the last exponent has run over.
+    Elements that are not finite are ignored: they are negative after the last exponent overflows.
     """
     least = SMALLEST + OVER
     largest = (sizes + OVER).amax(-1, keepdim=True).clamp(min=least) - OVER
     size, most = largest.view(torch.float32), most * (1 - 2.0**-20)
-    return (size / most).squeeze(-1), most / size  # side by side: a division takes its time
+    return (size / most).squeeze(-1), most / size  # in parallel, as divisions are slow
 
 
 def _cut(x: Tensor, kept: int, first: int, noise: Tensor | None, least: int) -> Tensor:
@@ -108,8 +108,8 @@ def _cut(x: Tensor, kept: int, first: int, noise: Tensor | None, least: int) -> 
 class Companded(NamedTuple):
     """Codes of 8 or 4 bits, and a scale for each block.
 
-    bits: 8 or 4. signed: False for what is never negative, such as second moments: what is above 0
-    is never stored as 0 then. steps: 2**steps codes an octave.
+    bits: 8 or 4. signed: False for elements that are never negative, such as second moments;
+    positive ones are then never stored as 0. steps: 2**steps codes per octave.
     """
 
     bits: int = 8
@@ -207,7 +207,7 @@ class Float8(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """How many bits of a mantissa it has."""
+        """Number of bits of its mantissa."""
         return 3 if self.dtype is torch.float8_e4m3fn else 2
 
     @property
@@ -217,7 +217,7 @@ class Float8(NamedTuple):
 
     @property
     def first(self) -> int:
-        """What a code is less than the first bits of its float32."""
+        """The difference between the first bits of a float32 and its code."""
         return (self.least >> (23 - self.steps)) - (1 << self.steps)
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
@@ -249,9 +249,9 @@ class Float8(NamedTuple):
 
 
 class Bfloat16(NamedTuple):
-    """bfloat16, with no scale: the first 16 bits of a float32."""
+    """bfloat16, without a scale: the first 16 bits of a float32."""
 
-    kind: str = "bfloat16"  # a field, for empty tuples of any two classes are equal
+    kind: str = "bfloat16"  # a field, since empty tuples of any two classes are equal
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -266,7 +266,7 @@ class Bfloat16(NamedTuple):
             return (x.to(torch.bfloat16),)
         bits = _bits(x)
         size = bits & SIZE
-        # all bits, or none: loops over 16 bits have no masks for choices among 32
+        # all bits or none: vector loops over 16 bits cannot mask 32
         add = noise >> 16 & 0xFFFF & ((size - LARGEST_BFLOAT16) >> 31)
         return (_first_half(bits + add | NAN & ((INFINITE - size) >> 31)),)
 
@@ -275,7 +275,7 @@ class Bfloat16(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A float32 as the nearest bfloat16, and the bits that it lacks as an integer.
+    """A float32 as the nearest bfloat16, and its remaining bits as an integer.
 
     bits: 16, or 8 for the first 8 of them.
     """
@@ -317,7 +317,7 @@ class Split(NamedTuple):
 
 
 class Compensated(NamedTuple):
-    """A float32 as the nearest bfloat16, and what is left as another one."""
+    """A float32 as the nearest bfloat16, and the remainder as another one."""
 
     kind: str = "kahan"
 
@@ -351,7 +351,7 @@ CELLS: dict[str, Cells] = {
         Bfloat16(),
     )
 }
-"""How slots are decoded, by the names under which they are stored."""
+"""The decoding of slots, by their names in the state."""
 
 WEIGHT_SLOTS = ("weight_low16", "weight_low8", "weight_compensation")
-"""The slots in which `master_weights` keeps what parameters lack."""
+"""The slots of `master_weights` for the remaining bits of parameters."""

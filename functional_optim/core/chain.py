@@ -1,4 +1,4 @@
-"""Putting transformations together."""
+"""Composition of transformations."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from functional_optim.core.totals import given_totals
 def chain(*transforms: base.GradientTransformation) -> base.GradientTransformation:
     """Apply transformations one after the other.
 
-    Chains inside chains are flattened. Neighbours that are made of one-tensor rules are fused: they
-    share one step count and become one kernel. A chain of nothing else has a `State`; otherwise the
-    state is a tuple with one entry per fused part or other transformation.
+    Nested chains are flattened. Adjacent transformations that consist of one-tensor rules are
+    fused: they share one step count and become one kernel. A chain of only these has a `State`;
+    otherwise the state is a tuple with one entry per fused part or other transformation.
 
     Args:
-        transforms: transformations, applied from first to last. None at all is the identity.
+        transforms: transformations, applied from first to last. Without any, the chain is the
+            identity.
 
     Returns:
-        A transformation. Its `update` takes the extra arguments that any part declares, and gives
-        each part its own; anything else raises.
+        A transformation. Its `update` takes the extra arguments of all parts, and passes each part
+        those that it declares; others raise an error.
 
     Raises:
         TypeError: if an argument is not a `GradientTransformation`.
         ValueError: if two parts have slots of the same name and are not named, a part that
-            reads the updated parameters is not the last, or two parts surely multiply the updates
-            of one leaf by a learning rate.
+            reads the updated parameters is not the last, or two parts multiply the updates of one
+            leaf by a learning rate.
 
     Example::
 
@@ -66,7 +67,7 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
 
 
 def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
-    """Neighbours as one, without those that do nothing."""
+    """Adjacent parts fused, without those that do nothing."""
     some = [part for part in run if part.placements]
     if len(some) < 2:
         return [*some]
@@ -75,14 +76,14 @@ def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
 
 @factory
 def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.GradientTransformation:
-    """`chain`, with a name for each part: it tells slots of the same name apart.
+    """`chain` with a name for each part, to distinguish slots of the same name.
 
     Args:
         named: pairs of a name and a transformation. The names must differ.
 
     Returns:
-        A transformation. Where two parts have a slot of one name, say `momentum_buffer`, the state
-        keeps them as `fast.momentum_buffer` and `slow.momentum_buffer`.
+        A transformation. If two parts have a slot of the same name, e.g. `momentum_buffer`, the
+        state has `fast.momentum_buffer` and `slow.momentum_buffer`.
 
     Raises:
         ValueError: if two parts have the same name.
@@ -106,7 +107,7 @@ def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.Gradien
 
 
 class Sequence(base.GradientTransformation):
-    """A chain whose parts cannot all be fused. parts: what it runs, in order."""
+    """A chain whose parts cannot all be fused. parts: the transformations, in order."""
 
     parts: tuple[base.GradientTransformation, ...]
 
@@ -120,7 +121,7 @@ class Sequence(base.GradientTransformation):
             if isinstance(part, Leafwise) and part.placements[-1].rule.runs.after == "step":
                 name = part.placements[-1].name
                 raise ValueError(
-                    f"a transformation stands after {name}, which reads the parameters after the "
+                    f"a transformation follows {name}, which reads the parameters after the "
                     f"update; put {name} last in the chain."
                 )
         check_rates([x for part in parts for x in _rules_of(part)])
@@ -134,7 +135,7 @@ class Sequence(base.GradientTransformation):
             grads: Any, state: tuple[Any, ...], params: Any = None, **extra: Any
         ) -> tuple[Any, tuple[Any, ...]]:
             base.check_extra(extra, every)
-            if grads is None and params is not None:  # for methods that know residuals
+            if grads is None and params is not None:  # for methods with residuals
                 grads = tree.map(lambda _: None, params)
             if len(state) != len(parts):
                 raise ValueError(
@@ -164,9 +165,9 @@ class Sequence(base.GradientTransformation):
 
 
 class Wrapped(base.GradientTransformation):
-    """A transformation of trees, around another one whose extra arguments it passes on.
+    """A transformation of trees, around another one, which gets its extra arguments.
 
-    inner: that one. spared: where the leaves are frozen that it does not see.
+    inner: the other one. spared: the selection of leaves that are frozen, and not passed to it.
     """
 
     inner: base.GradientTransformation
@@ -206,10 +207,10 @@ def on_some(
     spared: tuple[Any, ...] = (),
     choices: tuple[Choice, ...] = (),
 ) -> base.GradientTransformation:
-    """A transformation of trees, of some leaves: it sees a tree with gaps.
+    """A transformation of some leaves: it gets a tree in which the others are None.
 
-    acts: is a leaf, given by its path and itself, one of them? choices: what the answer is made of,
-    for a warning of patterns that fit nothing.
+    acts: whether it applies to a leaf, from its path and the leaf. choices: the masks, for a
+    warning of patterns without matches.
     """
 
     def cut(params: Any, *trees: Any) -> list[Any]:
@@ -244,7 +245,7 @@ def on_some(
         return tree.map_with_path(joined, params, grads, updates), state
 
     def filled(params: Any) -> Callable[[Any], Any]:
-        """A function that adds the leaves on which tx does not act."""
+        """A function that adds the leaves to which tx does not apply."""
 
         def fill(mine: Any) -> Any:
             return tree.map_with_path(lambda path, p, x: x if acts(path, p) else p, params, mine)
@@ -266,12 +267,12 @@ def completed(fn: Any, fill: Callable[[Any], Any]) -> Any:
 
 
 def choices_of(tx: base.GradientTransformation) -> list[Choice]:
-    """The selections of leaves in a transformation, where it is made of one-tensor rules."""
+    """The selections of leaves in a transformation, if it consists of one-tensor rules."""
     return [choice for placement in _rules_of(tx) for choice in placement.choices()]
 
 
 def freezing_rules(*parts: base.GradientTransformation) -> tuple[Placement, ...]:
-    """The rules of a chain's parts that take leaves out of all of it."""
+    """The rules of a chain's parts that freeze leaves for the whole chain."""
     known = [placement for part in parts for placement in _rules_of(part)]
     return tuple([placement.ungated() for placement in known if freezes(placement)])
 
@@ -284,7 +285,7 @@ def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
 def _without(
     freezing: tuple[Placement, ...], part: base.GradientTransformation
 ) -> base.GradientTransformation:
-    """A part of a chain in which some leaves are frozen, without these."""
+    """A part of a chain without the leaves that the chain freezes."""
     if isinstance(part, Leafwise):
         known = [placement.where for placement in part.placements if freezes(placement)]
         missing = [placement for placement in freezing if placement.where not in known]

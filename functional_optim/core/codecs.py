@@ -1,6 +1,6 @@
 """Codecs that store slots in 16, 8 or 4 bits, block by block; `core/cells.py` has the codes.
 
-Random numbers for rounding are a hash of the key of a step and of the place in the slot: C.
+Random numbers for rounding are a hash of the key of a step and of the index in the slot: C.
 Wellons, "Prospecting for hash functions", https://nullprogram.com/blog/2018/07/31/.
 """
 
@@ -24,16 +24,16 @@ WORD = 24
 
 
 PIECE = 1 << 18
-"""Entries that are packed at once where there are more: a multiple of all blocks."""
+"""Elements that are packed at once in larger slots: a multiple of all blocks."""
 
 
 class InBlocks(NamedTuple):
-    """A slot in blocks of consecutive entries, the last one filled up with zeros.
+    """A slot in blocks of consecutive elements, the last one padded with zeros.
 
-    Of a DTensor each process packs its own part. All have as many blocks as the largest part needs,
-    and they lie in a grid like that of the parts, so the shape tells by how many they were packed.
+    Each process packs its shard of a DTensor. All have as many blocks as the largest shard needs,
+    in a grid like that of the shards, so the shape determines the number of processes.
 
-    place: of the slot in its rule, so that no two are rounded by the same random numbers.
+    place: the index of the slot in its rule, so that slots are rounded by different random numbers.
     """
 
     cells: Any
@@ -46,12 +46,12 @@ class InBlocks(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it is in words, for tables."""
+        """Its description, for tables."""
         return self.cells.kind if self.entrywise else f"{self.cells.kind} in blocks of {self.block}"
 
     @property
     def entrywise(self) -> bool:
-        """Whether all that it stores has the shape of the slot."""
+        """Whether all stored tensors have the shape of the slot."""
         return self.cells.entrywise
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
@@ -62,7 +62,7 @@ class InBlocks(NamedTuple):
         return tuple([make(y, x) for y in found])
 
     def blocks(self, size: int) -> int:
-        """How many blocks that many entries take."""
+        """The number of blocks for a number of elements."""
         return max(1, math.ceil(size / self.block))
 
     def _encode(self, x: Tensor, count: int, key: Any) -> tuple[Tensor, ...]:
@@ -87,7 +87,7 @@ class InBlocks(NamedTuple):
         return self.encode_block(flat, _places(flat, key), key)
 
     def _encode_one_number(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
-        """The same for one number, expanded: of one block and the last one, which may be filled up
+        """The same for one expanded number: from one block and the last one, which may be padded
         with zeros."""
         block = x.reshape(-1)[: self.block].to(torch.float32).contiguous()
         if self.entrywise:
@@ -103,7 +103,7 @@ class InBlocks(NamedTuple):
         return tuple(found)
 
     def _encode_pieces(self, x: Tensor, count: int, key: Any) -> tuple[Tensor, ...]:
-        """The same piece by piece: the temporaries of a large slot would be many times its size."""
+        """The same in pieces: temporaries of a large slot would be many times its size."""
         flat, size = x.reshape(-1), x.numel()
         shape = (size,) if self.entrywise else (count,)
         found = [x.new_empty((*shape, *rest), dtype=y) for rest, y in _kept_of_a_block(self)]
@@ -122,9 +122,9 @@ class InBlocks(NamedTuple):
         return tuple([y.reshape(x.shape) for y in found] if self.entrywise else found)
 
     def encode_block(self, x: Tensor, places: Any, key: Any) -> tuple[Tensor, ...]:
-        """Blocks in a last dimension, one after the other; of entries alone, any shape.
+        """Encode blocks in the last dimension, or, without blocks, tensors of any shape.
 
-        places: those of its entries in the slot, int32; None with no key.
+        places: the indices of the elements in the slot, int32; None without a key.
         """
         noise = None if key is None else words(places, key, self.place)
         return self.cells.encode(x, noise)
@@ -146,9 +146,9 @@ class InBlocks(NamedTuple):
         return (found if found.numel() == size else found[:size]).reshape(shape).to(dtype)
 
     def local(self, stored: tuple[Any, ...], shape: Sequence[int]) -> tuple[Tensor, ...]:
-        """What a process has of a packed DTensor, as a plain tensor of its part's shape has it.
+        """The local part of a packed DTensor, like that of a plain tensor of the local shape.
 
-        It is the memory of the DTensor.
+        It shares the memory of the DTensor.
         """
         mine = map(sharding.shard, stored)
         if self.entrywise:
@@ -173,19 +173,18 @@ def _places(x: Tensor, key: Any) -> Tensor | None:
 
 @functools.cache
 def _kept_of_a_block(codec: InBlocks) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """The shape and dtype of each tensor that a block becomes.
+    """The shape and dtype of each stored tensor of a block.
 
-    By a block with data: without, each operation would take a millisecond.
+    Computed with data: on the meta device each operation would take a millisecond.
     """
     found = codec.encode_block(torch.zeros(1, codec.block, device="cpu"), None, None)
     return [(() if codec.entrywise else x.shape[1:], x.dtype) for x in found]
 
 
 def words(place: Tensor, key: Any, slot: int) -> Tensor:
-    """Random int32 for int32 places and a slot of a rule; their first bits are the best.
+    """Random int32 for int32 indices and a slot of a rule; their high bits are the best.
 
-    Two slots share a hash, of which one has the first bits, the other the last. key: a whole
-    number < 2²⁴.
+    Two slots share a hash: one uses the high bits, the other the low ones. key: an integer < 2²⁴.
     """
     if isinstance(key, Tensor):
         own = key.to(torch.int32)
@@ -198,7 +197,7 @@ def words(place: Tensor, key: Any, slot: int) -> Tensor:
 
 
 def rounding_key(seed: int, t: Any) -> Any:
-    """The key of a step: a whole number below 2²⁴, as a float, or a float64 tensor where t is."""
+    """The key of a step: an integer below 2²⁴, as a float, or as a float64 tensor if t is one."""
     if isinstance(t, Tensor):
         own = torch.full((), seed, dtype=torch.int64, device=t.device)
         return (randomness.derived(own, t.to(torch.int64)) & ((1 << WORD) - 1)).to(torch.float64)

@@ -15,7 +15,7 @@ from functional_optim.core.storage import as_update, compute_dtype
 
 
 def stream(seed: Tensor, *counters: Any) -> Tensor:
-    """The key of all numbers drawn for a seed and some counters, such as the step."""
+    """The key of all random numbers for a seed and some counters, such as the step."""
     key = seed
     for counter in counters:
         key = randomness.derived(key, counter)
@@ -23,7 +23,7 @@ def stream(seed: Tensor, *counters: Any) -> Tensor:
 
 
 class Wanted(NamedTuple):
-    """What is drawn for one path."""
+    """Random numbers for one path."""
 
     path: str
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ def for_path(key: Tensor, wanted: Wanted, *, signs: bool = False) -> Tensor:
 def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> list[Tensor]:
     """`for_path` for several paths.
 
-    Under torch.compile they are cut out of one vector: a compiler's time goes by the number of
+    Under torch.compile they are slices of one vector: compile time depends on the number of
     operations, and each separate tensor would need all of them.
     """
     if not torch.compiler.is_compiling():
@@ -59,7 +59,7 @@ def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> 
 
 
 def _keys(key: Tensor, wanted: Sequence[Wanted]) -> Sequence[Tensor]:
-    """The key of each path: where nobody traces, by the operations of one."""
+    """The key of each path; without a trace, by the operations of one."""
     if modes.traced():
         return [_own(key, x) for x in wanted]
     names = _names(tuple([x.path for x in wanted]), key.device)
@@ -79,13 +79,13 @@ def _own(key: Tensor, wanted: Wanted) -> Tensor:
 
 
 def wanted_for(path: str, p: Tensor) -> Wanted:
-    """What is drawn for a leaf: compute dtype, and pairs for a complex one."""
+    """The shape and dtype of random numbers for a leaf: compute dtype, pairs for a complex one."""
     shape = (*p.shape, 2) if p.is_complex() else tuple(p.shape)
     return Wanted(path, shape, compute_dtype(p), p.device)
 
 
 def leaf(key: Tensor, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
-    """Standard normal numbers (or signs) for one leaf, as a gradient of it would look.
+    """Standard normal numbers (or signs) for one leaf, like its gradient.
 
     In compute dtype; complex, with independent parts of variance 1, for a complex leaf.
     """

@@ -1,6 +1,6 @@
-"""How rules act on tensors: on one, on several of one shape, and on the rows of a sparse gradient.
+"""Execution of rules on one tensor, on several of one shape, and on rows of a sparse gradient.
 
-The pure transform, the kernels and the eager executors all run rules through this file.
+The pure transform, the kernels and the eager executors all run rules through this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
     slots: Sequence[Slots]
     numbers: Sequence[Numbers]
     turns: Sequence[int] = ()
-    """Its turn for each rule; empty where no rule has several."""
+    """Its turn for each rule; empty if no rule has several."""
 
     def own(self, k: int) -> Numbers:
         """The numbers of the k-th rule for this tensor."""
@@ -52,9 +52,9 @@ def run(
 ) -> list[tuple[Tensor, list[Slots]]]:
     """Each leaf's update in compute dtype, with complex numbers as pairs, and its new slots.
 
-    A rule that reads the new parameters gets them rounded as they will be stored, but for bits in a
-    slot. One that takes batches gets all updates of one shape at once. One that looks back also
-    gets the update as it came to an earlier rule. Nothing is cast inside of torch.autocast.
+    A rule that reads the new parameters gets them rounded as they will be stored, except for bits
+    in a slot. A batched rule gets all updates of one shape at once. A rule with a lookback also
+    gets the input of an earlier rule. torch.autocast casts nothing here.
     """
     return modes.uncast(leaves[0].p.device.type if leaves else "cpu", _run, placements, leaves)
 
@@ -96,7 +96,7 @@ def _run(
 
 
 def weights_of(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
-    """A parameter as rules see it, with the bits of it that a slot holds."""
+    """A parameter as rules see it, with its bits from a slot."""
     p, k = leaf.p, master_of(placements, leaf.p)
     if k is None:
         return as_real(p, compute_dtype(p))
@@ -110,10 +110,10 @@ def weights_of(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
 def _divided(
     placements: Sequence[Placement], leaf: Leaf, u: Tensor, new: list[Slots]
 ) -> tuple[Tensor, list[Slots]]:
-    """The update of the parameter that is stored, and the slots with what it lacks.
+    """The update of the stored parameter, and the slots with its remaining bits.
 
-    The sum of a parameter and its update is exact, unless weights of both signs are so far apart
-    that their difference has more than 24 bits; then what is left is dropped.
+    The sum of a parameter and its update is exact, unless weights of both signs differ by more than
+    24 bits; the remainder is then dropped.
     """
     k = master_of(placements, leaf.p)
     if k is None:
@@ -131,7 +131,7 @@ def _divided(
 
 
 def _with_gradient_of(x: Tensor, rounded: Tensor) -> Tensor:
-    """What has been rounded, with the derivative of what it was, where one is taken."""
+    """Rounded values, with the derivative of the unrounded ones."""
     if not (x.requires_grad and torch.is_grad_enabled()):
         return rounded
     return rounded.detach() + (x - x.detach())
@@ -210,7 +210,7 @@ def _run_selected(
 def _run_started(
     rule: Rule, u: Tensor, stored: Slots, p: Tensor, acts: Any, run: Run
 ) -> tuple[Tensor, Slots]:
-    """A rule that starts each tensor with its first gradient: on one tensor, or on a batch."""
+    """A rule that initializes each tensor with its first gradient, on one tensor or a batch."""
     fresh = fresh_ones(rule, u, stored, p)
     if rule.runs.start is None or fresh is None or not (isinstance(acts, Tensor) or acts):
         return _run_selected(rule, u, stored, acts, run)
@@ -238,8 +238,8 @@ def _run_started(
 
 
 def fresh_ones(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Tensor | None:
-    """Which tensors of a batch a rule has not started yet, by the first columns of the slots that
-    its start makes; None if all need no start."""
+    """The tensors of a batch that a rule has not initialized yet, by the first columns of the slots
+    that its start writes; None if there are none."""
     if rule.runs.start is None or not rule.updates:
         return None
     slots, first = opened(rule, stored, p), u.dim() - p.dim()
@@ -253,7 +253,7 @@ def fresh_ones(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Tensor | None
 
 
 def _read(flags: Tensor) -> list[bool] | None:
-    """Flags as Python knows them; None in a trace."""
+    """Flags as Python bools; None in a trace."""
     if torch.compiler.is_compiling() or modes.recorded():
         return None
     try:
@@ -263,7 +263,7 @@ def _read(flags: Tensor) -> list[bool] | None:
 
 
 def _where(condition: Tensor, new: Any, old: Any) -> Any:
-    """Per entry, or per tensor of a batch."""
+    """Per element, or per tensor of a batch."""
     if old is None:
         return None
     return torch.where(condition[(...,) + (None,) * (old.dim() - condition.dim())], new, old)
@@ -274,8 +274,8 @@ def _run_owned(
 ) -> list[tuple[Tensor, Slots]]:
     """A rule on all updates; each matrix in one process, if they are spread over several.
 
-    In a step that is traced or differentiated every process computes all of them. So it does where
-    slots of DTensors are packed, since whole matrices are not in the blocks of their parts.
+    In a step that is traced or differentiated every process computes all of them. The same applies
+    to packed slots of DTensors, since blocks of shards are not blocks of whole matrices.
     """
     rule, owners = placement.rule, placement.owners
     packed = rule.storage.codecs and any(map(sharding.is_sharded, us))
@@ -303,15 +303,15 @@ def _run_owned(
 
 
 def _like(x: Any, old: Any) -> Any:
-    """A part of a result as a tensor that is divided as the old one."""
+    """A shard of a result as a DTensor with the placements of the old one."""
     return sharding.from_part(x, old) if x is not None and sharding.is_sharded(old) else x
 
 
 def _run_shard(
     rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
 ) -> tuple[Tensor, Slots]:
-    """A rule on a sharded tensor that it sees in another shape: in each process on the matrices
-    that it has of a stack, or on all of it, as DTensor cannot reshape it everywhere."""
+    """A rule on a sharded tensor that it sees in another shape: in each process on its matrices of
+    a stack, or on the whole tensor, since DTensor does not support all reshapes."""
     view = rule.storage.view
     rows = all(x is None or sharding.is_divided_by_rows(x) for x in stored)
     local = view is not None and rows and view.is_local(u) and view.is_local(p)
@@ -356,7 +356,8 @@ def run_batched(
 def _run_unpacked(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
-    """The same for a rule whose slots are packed: each leaf's are opened before it, and closed."""
+    """The same for a rule with packed slots: they are decoded before each leaf, and encoded after
+    it."""
     plain = rule.without_codecs()
     whole = [
         leaf._replace(slots=[()] * k + [tuple(opened(rule, leaf.slots[k], leaf.p))])
@@ -373,8 +374,8 @@ def _run_unpacked(
 
 
 def _choice(leaf: Leaf, k: int) -> Any:
-    """The variant of the k-th rule for a tensor, where it is not that of all tensors; its turn
-    where that is not known."""
+    """The variant of the k-th rule for a tensor, if it differs between tensors; its turn if the
+    variant is unknown."""
     own = leaf.numbers[k]
     if type(own) is not Own or len(own.which) < 2:
         return None
@@ -383,10 +384,10 @@ def _choice(leaf: Leaf, k: int) -> Any:
 
 
 def batches(members: list[int], size: int) -> list[list[int]]:
-    """Tensors of one shape in batches: few enough in each to stay in the cache. size: of one.
+    """Tensors of one shape in batches that are small enough for the cache. size: of one.
 
-    Four matrices of 256 × 1024 are orthogonalized in 0.58 of the time that one by one takes, twelve
-    in 0.67; of 64 × 64, sixteen in 0.1.
+    Compared with single matrices, four of 256 × 1024 are orthogonalized in 0.58 of the time, twelve
+    in 0.67; sixteen of 64 × 64 in 0.1.
     """
     most = min(16, max(4, (1 << 20) // max(size, 1)))
     return [members[at : at + most] for at in range(0, len(members), most)]
@@ -395,10 +396,10 @@ def batches(members: list[int], size: int) -> list[list[int]]:
 def run_batch(
     rule: Rule, u: Tensor, stored: Slots, p: Tensor, numbers: Numbers
 ) -> tuple[Tensor, Slots]:
-    """A rule that takes batches on one, or on a single tensor. p: one of the parameters.
+    """A batched rule on a batch, or on a single tensor. p: one of the parameters.
 
-    It tells how slots are stored; the rule gets None, since it could only be one of them. Every
-    process gathers the whole of a sharded tensor, and keeps its part of the result.
+    It determines the storage of slots; the rule gets None instead. Every process gathers a sharded
+    tensor, and keeps its shard of the result.
     """
     if sharding.is_sharded(u):
         whole = [x if x is None else sharding.whole(x) for x in stored]
@@ -460,8 +461,8 @@ def _after(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
 
 
 def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers) -> Slots:
-    """A tensor's slots for one rule after a step in which it has no gradient, as they are kept."""
-    which, key, values = parts_of(in_turn(numbers, 0))  # in all turns a rule acts, or in none
+    """A tensor's stored slots for one rule after a step without a gradient."""
+    which, key, values = parts_of(in_turn(numbers, 0))  # a rule acts in all turns, or in none
     acts = which[0] if which else 1
     shut = not isinstance(acts, Tensor) and not acts > 0
     if rule.runs.absent is None or shut or _lacks(rule, slots):
@@ -481,7 +482,7 @@ def _lacks(rule: Rule, slots: Slots) -> bool:
 
 
 def rows_of(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
-    """Where a sparse COO gradient has values, and the leaf of these rows: what lazy rules see.
+    """The rows of a sparse COO gradient, and the leaf of these rows: the input of lazy rules.
 
     Raises:
         RuntimeError: if a slot has other rows.

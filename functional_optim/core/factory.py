@@ -1,7 +1,7 @@
-"""Objects that remember the call that made them, so that they can be copied and pickled.
+"""Objects that record the call that created them, so that they can be copied and pickled.
 
-A transformation is made of closures, which pickle cannot store. What it can store is the factory's
-name and the arguments.
+A transformation consists of closures, which pickle cannot store. It can store the factory's name
+and the arguments.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """The call that made an object.
+    """The call that created an object.
 
-    number: rises from call to call. inner: the call inside of this one that has made the same
-    object, if there is one.
+    number: increases from call to call. inner: the nested call that created the same object, if
+    any.
     """
 
     factory: Callable[..., Any]
@@ -42,17 +42,17 @@ _numbers = itertools.count()
 
 
 class Made:
-    """An object made by a factory. made: the call; None for one that was built directly."""
+    """An object created by a factory. made: the call; None for one that was built directly."""
 
     made: Call | None = None
     stateful = False
-    """Whether it changes when it is called, so that copies of it are always new objects."""
+    """Whether calls change it, so that copies must be new objects."""
 
     def __copy__(self) -> Any:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Call the factory again, with copied arguments; itself if they hold nothing to copy."""
+        """Call the factory again, with copied arguments; the object if there is nothing to copy."""
         make, *given = self._call()
         args, kwargs = new = copied(given, memo)
         return make(*args, **kwargs) if self.stateful or _differs(new, given) else self
@@ -72,7 +72,7 @@ class Made:
 
 
 class MadeFunction(Made):
-    """A function that a factory has made, such as a schedule."""
+    """A function created by a factory, such as a schedule."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -86,10 +86,10 @@ class MadeFunction(Made):
 
 
 def factory(make: Callable[P, T]) -> Callable[P, T]:
-    """Let what a function makes be copied and pickled, by the function's name and its arguments.
+    """Make results of a function copyable and picklable, by the function's name and its arguments.
 
     All factories of this package have this decorator. Decorate your recipe if it calls
-    `leafwise`, or builds a `GradientTransformation`, with functions that are defined inside of it.
+    `leafwise`, or builds a `GradientTransformation`, with functions that are defined inside it.
 
     Args:
         make: a function that returns a transformation, a function such as a schedule, or anything
@@ -97,9 +97,8 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
             top level of a module.
 
     Returns:
-        A function with the same signature. `copy.deepcopy` and `pickle` of what it returns call it
-        again, with the arguments copied or unpickled. What other factories did inside of it is not
-        recorded.
+        A function with the same signature. `copy.deepcopy` and `pickle` of its result call it
+        again, with copied or unpickled arguments. Nested calls of other factories are not recorded.
 
     Example::
 
@@ -136,7 +135,7 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
         except TypeError as error:
             raise checks.explained(error, make, names, args, kwargs) from error.__cause__
         checks.check_numbers(make, names, args, kwargs)
-        checks.check_flags(annotations, kwargs)  # of which a factory may have said more
+        checks.check_flags(annotations, kwargs)  # a factory may have a more specific error
         return remember(made, recorder, args, kwargs, number, plain)
 
     # with the globals of its module, where doctest looks for it
@@ -149,10 +148,10 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
 
 
 def forgetting_calls(on: bool, fn: Callable[..., T], *args: Any) -> T:
-    """Call a function; if `on`, what factories make meanwhile does not remember its call.
+    """Call a function; if `on`, factories do not record calls meanwhile.
 
     For a transformation that is neither copied nor pickled: recording takes longer than building.
-    No context manager: an interrupt could leave its `__exit__` before the first line.
+    Not a context manager: an interrupt could leave its `__exit__` before the first line.
     """
     before = getattr(_local, "forgetting", False)
     try:
@@ -165,12 +164,12 @@ def forgetting_calls(on: bool, fn: Callable[..., T], *args: Any) -> T:
 _local = threading.local()
 
 CONSTANTS = frozenset((float, int, bool, str, type(None), FunctionType))
-"""Types of arguments that are recorded as they are."""
+"""Types of arguments that are recorded without a copy."""
 
 TRANSFORMATIONS = frozenset(
     ("GradientTransformation", "base.GradientTransformation", "Leafwise", "CommitIf")
 )
-"""What factories are annotated to return whose results have `init` and `update`."""
+"""Return annotations of factories whose results have `init` and `update`."""
 
 CONTAINERS = frozenset((tuple, list, dict))
 
@@ -183,7 +182,7 @@ def _remember(
     number: int,
     plain: bool,
 ) -> Any:
-    """What a factory has made, with its call, unless it was there before the call.
+    """The result of a factory, with its call, unless it existed before the call.
 
     plain: whether all arguments are constants or functions.
     """
@@ -225,18 +224,18 @@ def _holds(container: Any, wanted: Any) -> bool:
 
 
 def again(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Unpickle what a factory has made."""
+    """Unpickle the result of a factory."""
     return make(*args, **kwargs)
 
 
 def text_of(call: Call) -> str:
-    """A call as it would be written."""
+    """The source text of a call."""
     given = [*map(repr, call.args), *[f"{name}={x!r}" for name, x in call.kwargs.items()]]
     return f"{getattr(call.factory, '__name__', '?')}({', '.join(given)})"
 
 
 def check_named(what: str, x: Any) -> None:
-    """Raise PicklingError for a function, or a container of one, that has no name to find it by."""
+    """Raise PicklingError for a function, or a container of one, that cannot be found by name."""
     if isinstance(x, Made):
         return
     if isinstance(x, (tuple, list, dict)):
@@ -257,7 +256,7 @@ def check_named(what: str, x: Any) -> None:
 
 
 def copied(x: Any, memo: dict[int, Any]) -> Any:
-    """`copy.deepcopy`, which also copies the tensors that functions close over.
+    """`copy.deepcopy` that also copies tensors in closures.
 
     They are hyperparameters: the copy of a module that has such a tensor, and a transformation made
     with it, must have a transformation made with the copied tensor.

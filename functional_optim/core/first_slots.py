@@ -1,8 +1,8 @@
-"""The first slots of a tensor: as its rule makes them, and packed where its rule stores them so.
+"""The initial slots of a tensor, packed if its rule stores them packed.
 
-Slots that are packed often begin as one number, zero. Such a slot is nowhere as a whole in float32:
-while a rule makes the slots of a large tensor, what it fills with one number is expanded from the
-memory of one, and codecs encode a block of it. Other slots are encoded one after the other.
+Packed slots often start as one number, zero. Such a slot is never stored in float32: while a rule
+creates the slots of a large tensor, tensors filled with one number are expanded from the memory of
+one element, and codecs encode a block of it. Other slots are encoded one after another.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ if TYPE_CHECKING:
     from functional_optim.core.rule import Rule
 
 LARGE = 1 << 16
-"""Entries from which a slot of one number is not made as a whole before it is packed."""
+"""Number of elements from which a slot of one number is packed without allocating it."""
 
 BASE: Any = DispatchMode or object
 
 
 class _Spoiled(Exception):
-    """A rule writes into what it has filled with one number."""
+    """Raised if a rule writes into a tensor that it has filled with one number."""
 
 
 class _Expanding(BASE):
-    """While it is active, large tensors of one number are expanded from the memory of one."""
+    """While it is active, large tensors of one number are expanded from the memory of one
+    element."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[tuple[Tensor, Any]] = []
-        """What was expanded, each with what makes it as a whole."""
+        """The expanded tensors, each with a function that allocates it."""
 
     def see(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """An operation: as it is, unless it fills a large tensor.
+        """An operation, unchanged unless it fills a large tensor.
 
         Raises:
-            _Spoiled: if it writes into one that was expanded.
+            _Spoiled: if it writes into an expanded tensor.
         """
         kwargs = kwargs or {}
         if func._schema.is_mutable:
@@ -68,7 +69,7 @@ class _Expanding(BASE):
         return x
 
     def check_apart(self, given: Sequence[Any]) -> None:
-        """Raise _Spoiled if one of some arguments has the memory of one that was expanded."""
+        """Raise _Spoiled if an argument shares the memory of an expanded tensor."""
         mine = {x.untyped_storage().data_ptr() for x, _ in self.made}
         flat = [y for x in given for y in (x if isinstance(x, (list, tuple)) else (x,))]
         if any(x.untyped_storage().data_ptr() in mine for x in flat if isinstance(x, Tensor)):
@@ -119,10 +120,9 @@ def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
 
 
 def _first_packed(rule: Rule, given: Tensor, p: Tensor, path: str) -> Slots:
-    """New slots packed where the rule says so; of a DTensor only those that have its shape.
+    """New slots, packed if the rule packs them; of a DTensor only those of its shape.
 
-    How others are divided, if they are, is known to the rule alone. given: the tensor that its
-    `init` gets.
+    Only the rule knows how others are sharded. given: the tensor that its `init` gets.
     """
     chosen = rule.storage.packs
     packs = chosen is None or chosen(path, p)
@@ -147,7 +147,7 @@ def _first_packed(rule: Rule, given: Tensor, p: Tensor, path: str) -> Slots:
 
 
 def _part_like(x: Tensor, p: Tensor) -> Tensor:
-    """A tensor without data, of the shape of a process's part of a DTensor."""
+    """A tensor without data, of the shape of the local shard of a DTensor."""
     return torch.empty(sharding.part(p).shape, dtype=x.dtype, device="meta")
 
 
@@ -160,16 +160,16 @@ def _may_expand(p: Tensor) -> bool:
 
 
 def _packed_from_one(rule: Rule, p: Tensor, packed: Sequence[bool], path: str = "") -> Slots:
-    """First slots, packed where that is wanted, of which those of one number are made of one.
+    """Initial slots, packed if requested; those of one number are not allocated.
 
     Raises:
-        _Spoiled: if the rule cannot be served so.
+        _Spoiled: if the rule does not support this.
     """
     expanding = _Expanding()
     with expanding:
         try:
             made = [*made_slots(rule, p, path)]
-        except Exception as error:  # of what no expanded tensor does; else it is raised again
+        except Exception as error:  # from an expanded tensor; otherwise it is raised again
             raise _Spoiled from error
     codecs = [rule.storage.codecs.get(field) for field in rule.storage.fields]
     for i, (x, codec, packs) in enumerate(zip(made, codecs, packed, strict=True)):
@@ -182,7 +182,7 @@ def _packed_from_one(rule: Rule, p: Tensor, packed: Sequence[bool], path: str = 
 
 
 def _handed_over(made: list[Any]) -> Iterator[Any]:
-    """The entries of a list, which keeps none: a slot's memory is free once it is packed."""
+    """Pop the items of a list one by one, so that a slot is freed once it is packed."""
     for i, x in enumerate(made):
         made[i] = None
         yield x
@@ -190,7 +190,7 @@ def _handed_over(made: list[Any]) -> Iterator[Any]:
 
 
 def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
-    """A tensor's first slots, packed where its stored ones are."""
+    """A tensor's initial slots, packed like its stored ones."""
     if not rule.storage.codecs:
         return made_slots(rule, p)
     packed = [own.codec is not None for own in stored_slots(rule, stored)]
@@ -211,9 +211,9 @@ def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
 
 
 def explain(rules: Sequence[Rule], p: Tensor, slots: Sequence[Slots]) -> None:
-    """Raise ValueError, after a step has failed, if a slot has another shape than init gives it.
+    """Raise ValueError, after a step has failed, if a slot has another shape than that from init.
 
-    To ask before each step would cost each step, for slots that are not like the parameter.
+    A check before each step would be slow for slots with other shapes than the parameter.
     """
     for rule, own in zip(rules, slots, strict=False):
         try:

@@ -17,8 +17,8 @@ from typing import Any
 def uncollected() -> Iterator[None]:
     """Pause the garbage collector while modules are imported.
 
-    What an import makes stays, and a full collection visits all objects of torch: 0.08 s, twice
-    what importing this package takes otherwise, and 0.9 s while the compiler is imported.
+    Imported objects are permanent, and a full collection visits all objects of torch: 0.08 s, twice
+    the time of importing this package, and 0.9 s while the compiler is imported.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -37,7 +37,7 @@ class _InClone:
         self.folder = folder
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The adapters; others find what is inside of them."""
+        """The adapters; other finders find their modules."""
         if name != self.name:
             return None
         inside = [str(self.folder)]
@@ -46,14 +46,14 @@ class _InClone:
 
 
 def as_installed(package: str) -> None:
-    """Let `adapters/` of a clone be imported as a part of a package, as it is installed.
+    """Import `adapters/` of a clone as a part of the package, like an installed one.
 
-    It is asked before others: an editable install of another clone has adapters, too.
+    This finder precedes others, since an editable install of another clone has adapters, too.
     """
     home = Path(str(sys.modules[package].__file__)).parent
     beside = home.parent / "adapters"
     if not (home / "adapters").exists() and (beside / "__init__.py").exists():
-        # before the finder of an editable install, which knows the adapters of another clone
+        # before the finder of an editable install, which has the adapters of another clone
         sys.meta_path.insert(0, _InClone(package, beside))
 
 
@@ -61,7 +61,7 @@ IMPORT = re.compile(r"^from ([\w.]+) import \(?\s*(\w+) as \w+", re.MULTILINE)
 
 
 def homes_of(package: str) -> dict[str, str]:
-    """The names of a package, each with its module: what type checkers read in its __init__.pyi."""
+    """The names of a package, each with its module, from its __init__.pyi."""
     here: Any = sys.modules[package]
     stub = Path(here.__file__).with_suffix(".pyi")
     text = here.__spec__.loader.get_data(str(stub)).decode()  # from an archive, too
@@ -71,7 +71,7 @@ def homes_of(package: str) -> dict[str, str]:
 def on_demand(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package whose names are imported when first read.
 
-    Its __init__.pyi says where each of them is.
+    Its __init__.pyi has the module of each.
     """
     here, homes = sys.modules[package], homes_of(package)
 
@@ -94,7 +94,7 @@ def on_demand(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str
 
 
 def _meant(package: str, name: str, listed: Sequence[str]) -> str:
-    """What somebody may have meant by a name that a package does not have."""
+    """A suggestion for an unknown name of a package."""
     from functional_optim.core.other_names import hint_for
 
     if package == "functional_optim" and name in optimizer_objects(name):
@@ -107,7 +107,7 @@ def _meant(package: str, name: str, listed: Sequence[str]) -> str:
 
 
 def optimizer_objects(name: str) -> list[str]:
-    """The optimizer objects of a name, but for case and underscores."""
+    """The optimizer objects of a name, ignoring case and underscores."""
     adapters: Any = importlib.import_module("functional_optim.adapters")
     plain = name.replace("_", "").lower()
     return [

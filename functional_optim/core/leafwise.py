@@ -22,10 +22,10 @@ from functional_optim.kernels.callers import warn
 
 
 class Leafwise(base.GradientTransformation):
-    """A transformation made of nothing but one-tensor rules, so it can be fused and compiled.
+    """A transformation that consists of one-tensor rules, so it can be fused and compiled.
 
-    layout: the names of what its rules keep. parts: what acts on some leaves only, by the indices
-    of its rules.
+    layout: the names of the slots and carried scalars of its rules. parts: selections of leaves,
+    with the indices of their rules.
 
     Example::
 
@@ -62,7 +62,7 @@ class Leafwise(base.GradientTransformation):
 
     @property
     def carried(self) -> dict[str, Any]:
-        """What each carried scalar begins with, by key."""
+        """The initial value of each carried scalar, by key."""
         return {
             key: first
             for rule, _, keys in self.rules
@@ -127,44 +127,45 @@ def leafwise(
 ) -> Leafwise:
     """Lift a rule for one tensor to a transformation of trees.
 
-    The operations of a rule say what it is: element-wise, with reductions over rows, columns or
-    whole tensors, or with matrix products. They are recorded when the rule first runs.
+    The operations of a rule determine how it runs: element-wise, with reductions over rows, columns
+    or whole tensors, or with matrix products. They are recorded when the rule first runs.
 
     Args:
         init: `init(p)` returns the tensor's slots, a NamedTuple of tensors of any shapes and
             dtypes (`None` for a slot that this tensor does not need). It is also called with
-            tensors without data, to learn those shapes and dtypes. `None` for a rule without slots.
-        update: `update(u, slots, p, *numbers)` returns `(u, slots)`. Operations on tensors only; in
-            place only on tensors that it has made. It may close over bools, strings and ints, never
-            over a number that may change: those come in as `numbers`. Half types arrive as float32,
-            complex tensors as real pairs; slots are cast back to their dtype automatically. Several
-        of them, variants of one rule, if `runs` has `choose`.
-        scalars: `scalars(t)` returns the numbers that all tensors share at step t, which is 1 at
-            the first: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose
-            entries it gets one by one. `t` is a float, or a 0-dim float64 tensor; for functions of
-            it use `functional_optim.numeric`. With `carry` and `reduce` it is called as
-            `scalars(t, carry, total)`. Its keyword-only parameters are hyperparameters, whose
-            values at step t it gets, and extra arguments of `update`; with `**` it gets all
-            hyperparameters.
+        tensors without data, to determine the shapes and dtypes. `None` for a rule without slots.
+        update: `update(u, slots, p, *numbers)` returns `(u, slots)`. It may only use operations on
+            tensors, in place only on tensors that it has created. It may close over bools, strings
+            and ints, but not over a number that may change: return such numbers from `scalars`.
+            Half types are converted to float32, complex tensors to real pairs; slots are cast back
+            to their dtype automatically. Several of them, variants of one rule, if `runs` has
+            `choose`.
+        scalars: `scalars(t)` returns the values that all tensors share at step t, which starts at
+            1: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose entries
+            are separate arguments. `t` is a float, or a 0-dim float64 tensor; for functions of it
+            use `functional_optim.numeric`. With `carry` and `reduce` it is called as `scalars(t,
+            carry, total)`. Its keyword-only parameters are hyperparameters, with their values at
+        step t, and extra arguments of `update`; with `**` it gets all hyperparameters.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
-            They are summed over all parameters in float64 and handed to `scalars` as `total`.
-            Without `scalars`, `update` gets the totals themselves. What is needed of one tensor
-            alone, such as its norm, `update` computes itself.
-        before: `before(t[, carry])` returns the numbers that `reduce` needs; it may take
+            They are summed over all parameters in float64 and passed to `scalars` as `total`.
+        Without `scalars`, `update` gets the totals. Compute measurements of a single tensor, such
+        as its norm, in `update`.
+        before: `before(t[, carry])` returns the scalars that `reduce` needs; it may take
             hyperparameters by name.
-        carry: a NamedTuple of numbers, the first values of those that recur. `scalars` then
-            returns `(numbers, carry)`. A float is kept in torch's default dtype, as torch.optim
-            keeps it. An int marks a count, which is kept in float64: exact up to 2^53.
+        carry: a NamedTuple of numbers, the initial values of scalars that are carried from step to
+            step. `scalars` then returns `(numbers, carry)`. A float is stored in torch's default
+            dtype, as in torch.optim. An int marks a count, which is stored in float64: exact up to
+            2^53.
         hyper: the hyperparameters by torch's names: floats, 0-dim tensors, schedules, or tuples of
             these. `scalars` takes them by name, and `fo.get` finds their values in the state, those
             of a tuple as `betas.0`, `betas.1`.
-        runs: when the rule runs, and on what: see `Runs`. Default: in every step, for each tensor
-            alone.
-        storage: what the slots are, and how they are stored: see `Storage`. Default: all are linear
-            in the gradients, such as momentum, and stored as they are.
-        name: tells two rules with the same slot names apart.
-        old: arguments that are fields of `runs` and `storage`, or needed no more. They work, with a
-            DeprecationWarning.
+        runs: when and how the rule runs: see `Runs`. Default: in every step, for each tensor
+            separately.
+        storage: the kinds of slots, and their storage: see `Storage`. Default: all are linear in
+            the gradients, such as momentum, and stored unchanged.
+        name: distinguishes rules with the same slot names.
+        old: arguments that are now fields of `runs` and `storage`, or no longer needed. They work,
+            with a DeprecationWarning.
 
     Returns:
         A `GradientTransformation` whose `update` also takes the extra arguments of `scalars`.
@@ -246,7 +247,7 @@ def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
 
 
 def _check_runs(name: str, runs: Runs, variants: int, carry: Any, hyper: Mapping[str, Any]) -> None:
-    """Raise ValueError for times to run that contradict each other or the rule."""
+    """Raise ValueError for fields of `runs` that contradict each other or the rule."""
     choose, turns, absent = runs.choose, runs.turns, runs.absent
     who = f"the rule {name!r}"
     if (choose is None) != (variants == 1):
@@ -268,7 +269,7 @@ def _check_runs(name: str, runs: Runs, variants: int, carry: Any, hyper: Mapping
             "carry and shared=True, or leave absent out."
         )
     if torch.compiler.is_compiling():
-        return  # Dynamo does not know the defaults of a function
+        return  # Dynamo does not support the defaults of a function
     if turns is None:
         if choose is not None and "turn" in {*base.extra_names(choose, required=True)} - {*hyper}:
             raise ValueError(
@@ -323,7 +324,7 @@ OLD = {
     "measure": "compute these sums in update",
     "elementwise": NEEDLESS,
 }
-"""The arguments of 0.2, and what has a field of the same name, or other words."""
+"""The arguments of 0.2, and their replacements."""
 
 OLDER = {"flat": NEEDLESS, "tail": OLD["reads_new_params"], "stack": "pass Runs(batched=True)"}
 """Arguments that are refused."""
@@ -332,7 +333,7 @@ OLDER = {"flat": NEEDLESS, "tail": OLD["reads_new_params"], "stack": "pass Runs(
 def _translated(
     name: str, old: dict[str, Any], updates: tuple[Update, ...], runs: Runs, storage: Storage
 ) -> tuple[tuple[Update, ...], Runs, Storage]:
-    """What arguments of 0.2 say, in the words of today.
+    """Convert arguments of 0.2 to the current ones.
 
     Raises:
         TypeError: for an unknown argument.
@@ -366,14 +367,14 @@ def _translated(
 def _measured(
     update: Update, measure: Callable[..., Any], u: Tensor, slots: Any, *given: Any
 ) -> tuple[Any, Any]:
-    """An update with what is measured on the tensor as further arguments."""
+    """An update with the measurements of the tensor as further arguments."""
     found = checked_sums("measure", measure(u, slots, *given))
     return update(u, slots, *given, *told(found))
 
 
 @factory
 def identity() -> Leafwise:
-    """The transformation that changes nothing; what a rule with a zero coefficient becomes.
+    """The transformation that changes nothing, e.g. for a rule with a zero coefficient.
 
     Example::
 

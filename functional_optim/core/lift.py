@@ -37,7 +37,7 @@ class State(NamedTuple):
     """The state of a fused chain.
 
     step: 0-dim int64, the number of finished steps.
-    carry: dict of 0-dim tensors, the numbers that recur from step to step.
+    carry: dict of 0-dim tensors, the carried scalars.
     slots: dict of trees like the parameters, by slot name.
     hyper: dict of 0-dim float64 tensors, the hyperparameters of the last step, or of the first
         before it. For reading, with `fo.get`: writing to them changes nothing.
@@ -60,12 +60,12 @@ class State(NamedTuple):
 
 
 def frozen(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-    """The update of a rule that takes its leaves out of everything."""
+    """The update of a rule that freezes its leaves."""
     return u, slots
 
 
 def freezes(placement: Placement) -> bool:
-    """Whether a rule takes its leaves out of everything."""
+    """Whether a rule freezes its leaves."""
     return placement.rule.updates[0] is frozen
 
 
@@ -76,14 +76,14 @@ def route(placements: tuple[Placement, ...], path: str, leaf: Any) -> tuple[int,
 
 
 def everywhere(placements: tuple[Placement, ...], layout: Layout) -> tuple[Placement, ...]:
-    """A chain's rules as a leaf would see them on which all of them act."""
+    """A chain's rules for a leaf to which all of them apply."""
     return part_of(placements, layout, tuple(range(len(placements))))[0]
 
 
 def part_of(
     placements: tuple[Placement, ...], layout: Layout, places: tuple[int, ...]
 ) -> tuple[tuple[Placement, ...], Layout]:
-    """Some of a chain's rules, and the names that they have in the whole."""
+    """Some of a chain's rules, and their names in the chain."""
     mine = []
     for at, i in enumerate(places):
         gate, back = placements[i].gate, placements[i].lookback
@@ -179,9 +179,9 @@ def lift(
 
         groups = grouped(rows)
         used, names, at = placements, layout, every
-        if meets or (totals and totals.everyone):  # there may be gradients elsewhere
+        if meets or (totals and totals.everyone):  # other parts may have gradients
             used = everywhere(placements, layout)
-        elif routed or not groups:  # what acts on no gradient neither measures nor goes on
+        elif routed or not groups:  # without gradients, rules do not measure or count
             at = tuple(sorted({i for group in groups for i in group.kind.at}))
             used, names = part_of(placements, layout, at)
             groups = [group.among(at) for group in groups]
@@ -220,7 +220,7 @@ def lift(
             for i, ((rule, *_), own) in enumerate(zip(used, names.hyper, strict=True))
             for key, (name, value) in zip(own, rule.each_hyper(), strict=True)
         }
-        if len(at) < len(every):  # else the old ones are not even inputs of a compiled step
+        if len(at) < len(every):  # otherwise the old ones are not inputs of a compiled step
             hyper = {**{key: x.detach() for key, x in state.hyper.items()}, **hyper}
         slots = dict(zip(keys, new, strict=True))
         if torch.compiler.is_compiling():
@@ -241,7 +241,7 @@ def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> T
 
 
 def check_parts(placements: tuple[Placement, ...], named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError where a process's part of the parameters is surely taken for all of them."""
+    """Raise ValueError if a rule would treat a shard of the parameters as the whole."""
     found = list(named)
     flattened = sharding.flat_parts([p for _, p in found])
     for (path, p), flat in zip(found, flattened, strict=True):
@@ -272,7 +272,7 @@ def stored_carry(
 
 
 def count_keys(placements: Sequence[Placement], layout: Layout) -> set[str]:
-    """The keys of carried scalars that are counts; a state of before may have them in float32."""
+    """The keys of carried scalars that are counts; an older state may have them in float32."""
     return {
         key
         for (rule, *_), keys in zip(placements, layout.carry, strict=True)
@@ -284,11 +284,11 @@ def count_keys(placements: Sequence[Placement], layout: Layout) -> set[str]:
 def check_trees(
     placements: Sequence[Placement], layout: Layout, params: Any, grads: Any, state: State
 ) -> None:
-    """Raise unless gradients and slots are those of these parameters."""
+    """Raise an error unless gradients and slots match the parameters."""
     base.check_grads(params, grads)
     known = list(zip(tree.items(params), tree.rows(params, grads), strict=True))
     for placement, keys in zip(placements, layout.slots, strict=True):
-        # rules that meet on no leaf may have slots of one name
+        # rules without a common leaf may have slots of the same name
         acts = [chosen(placement.where, path, p) for (path, p), _ in (known if keys else ())]
         away = placement.rule.storage.home is not None
         for k, key in enumerate(keys):
@@ -312,7 +312,7 @@ def check_trees(
 
 
 def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> None:
-    """Raise if a state was not made by a chain of these rules."""
+    """Raise an error unless the state belongs to a chain of these rules."""
     mine = set(layout.keys)
     if not isinstance(state, State):
         names = ", ".join(x.name or "?" for x in placements)

@@ -1,4 +1,4 @@
-"""The memory of tensors: whether all of it is there, and whether two of them share some.
+"""The memory of tensors: whether it is complete, and whether tensors overlap.
 
 Only plain tensors are checked. The address of a subclass, of a tensor inside a transform of
 torch.func, or of one on a device without memory does not identify its values.
@@ -18,14 +18,14 @@ from torch import Tensor
 from functional_optim.kernels import private
 
 PLAIN = {Tensor, torch.nn.Parameter}
-"""Types of tensors whose memory is all there is to them."""
+"""Types of tensors that are fully described by their memory."""
 
 WITHOUT_MEMORY = ("lazy", "meta", "xla")
-"""Devices whose tensors have no memory to read: they stand for operations, or for shapes."""
+"""Devices whose tensors have no memory: they represent operations, or shapes."""
 
 
 def has_address(x: Tensor) -> bool:
-    """Whether a tensor is nothing but numbers at an address."""
+    """Whether a tensor is just numbers at an address."""
     return (
         type(x) in PLAIN
         and x.layout is torch.strided
@@ -45,7 +45,7 @@ def reach(x: Tensor) -> int:
 
 
 def whole(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor whose parts along its first dimension these are; None if there is none."""
+    """The tensor of which these are slices along the first dimension; None if there is none."""
     first = parts[0]
     size, like = first.numel(), (first.shape, first.dtype)
     if not size or not all(has_address(x) and x.is_contiguous() for x in parts):
@@ -70,7 +70,7 @@ def shortage(x: Tensor) -> str | None:
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy; the tensor itself if it has no memory to copy, as a part that was given back."""
+    """A copy; the tensor if it has no memory to copy, such as a freed shard."""
     return x if shortage(x) else x.clone()
 
 
@@ -87,9 +87,9 @@ LOWEST = 1 << 40
 
 
 class Written:
-    """Memory that a step writes, to be asked whether a gradient lies in it.
+    """Memory that a step writes, to check whether it overlaps a gradient.
 
-    starts, stops: the addresses at which its pieces start and end, each list in order.
+    starts, stops: the first and last addresses of its pieces, each list sorted.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -109,13 +109,13 @@ class Written:
 
 
 def check_apart(tensors: Sequence[Tensor], name: Callable[[int], str]) -> None:
-    """Raise ValueError unless the tensors that a step writes in place have each its own memory.
+    """Raise ValueError if tensors that a step writes in place overlap.
 
-    Interleaved ones, such as x[::2] and x[1::2], share none.
+    Interleaved ones, such as x[::2] and x[1::2], do not overlap.
 
     Args:
-        tensors: all that is written.
-        name: what to call the i-th in an error.
+        tensors: all tensors that are written.
+        name: from an index to the name for errors.
     """
     for i, x in enumerate(tensors):
         if x.layout is torch.strided and x._is_zerotensor():
@@ -145,7 +145,7 @@ def check_apart(tensors: Sequence[Tensor], name: Callable[[int], str]) -> None:
 def _check_cluster(
     members: list[int], tensors: Sequence[Tensor], name: Callable[[int], str]
 ) -> None:
-    """`check_apart` for tensors that lie between each other's ends: what they take is marked."""
+    """`check_apart` for interleaved tensors: it marks their elements."""
     if len(members) < 2:
         return
     unit = math.gcd(*[tensors[i].element_size() for i in members])
@@ -174,7 +174,7 @@ def _check_cluster(
         raise ValueError(
             f"{name(a)} and {name(b)} share their memory, so a step in place would change it "
             "twice; "
-            "pass tied weights once, and copies (x.clone()) of all else."
+            "pass tied weights once, and copies (x.clone()) of all others."
         )
 
 
@@ -197,8 +197,8 @@ def _folds(x: Tensor) -> bool:
 
 
 def apart(new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-    """Values that are written one after the other into old tensors: copies of those whose memory
-    is that of another of these."""
+    """Values to write into old tensors one after another, with copies of those that overlap another
+    of these tensors."""
     if torch.compiler.is_compiling():
         return [*new]
     places = {_place(x) for x in old if isinstance(x, Tensor)} - {0}
@@ -213,9 +213,9 @@ def _place(x: Any) -> int:
 
 
 def same_looks(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function that says whether tensors have the dtypes, sizes, strides and devices of these.
+    """A function that checks whether tensors have the dtypes, sizes, strides and devices of these.
 
-    It is the one with which torch.compile guards its inputs: a tensor costs 10 ns.
+    torch.compile guards its inputs with it: it takes 10 ns per tensor.
     """
     made = private.TensorGuards
     if made is not None and all(x.layout is torch.strided and not x.is_nested for x in tensors):
@@ -237,7 +237,7 @@ class Look:
         self.known: tuple[Any, Callable[..., bool], list[int]] | None = None
 
     def note(self, trees: Any) -> None:
-        """Remember trees that were checked, instead of others; plain tensors only."""
+        """Store trees that were checked, instead of earlier ones; plain tensors only."""
         leaves, structure = optree.tree_flatten(trees)
         plain = all(isinstance(x, Tensor) and has_address(x) for x in leaves)
         self.known = (structure, same_looks(leaves), list(map(_bytes, leaves))) if plain else None
@@ -254,7 +254,7 @@ class Look:
 
 
 def _has_strides(x: Any) -> bool:
-    """Whether torch's guards can look at something: at a nested tensor they end the process."""
+    """Whether torch's guards support an object: on a nested tensor they crash the process."""
     return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
 
 
@@ -264,5 +264,5 @@ def _bytes(x: Tensor) -> int:
 
 
 def laid_out_like(g: Tensor, p: Tensor) -> Tensor:
-    """A gradient as it is, or copied into the memory layout of its parameter."""
+    """A gradient, copied into the memory layout of its parameter if it has another one."""
     return g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)

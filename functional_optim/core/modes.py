@@ -37,8 +37,8 @@ def traced() -> bool:
 
 
 def _casts(device: str) -> bool:
-    """Whether torch.autocast is on. Of a device that knows none torch only tells by an error; a
-    trace of torch before 2.13 must not ask whether there is one."""
+    """Whether torch.autocast is on. For a device without autocast torch raises an error; traces of
+    torch before 2.13 do not support that check."""
     if not torch.compiler.is_compiling() and not torch.amp.is_autocast_available(device):
         return False
     return torch.is_autocast_enabled(device)

@@ -18,11 +18,11 @@ Numbers = tuple[Any, ...]
 class Own(NamedTuple):
     """The scalars of a rule that does not act in every step, rounds stochastically, or runs others.
 
-    which: above 0 where the rule acts; of a rule with several variants, the number of the one that
-    does, from 1. 0: update and slots stay as they were, behind a shut gate. Such a number for each
-    turn of a rule that has several; nothing for a rule that always acts. key: of the random numbers
-    of the step; nothing where it rounds to the nearest. values: the numbers that `update` reads; of
-    a rule that runs others, a tuple of those of each.
+    which: above 0 if the rule acts; for a rule with several variants, the index of the active one,
+    from 1. 0: update and slots are unchanged, behind a closed gate. One such number for each turn
+    of a rule with turns; empty for a rule that always acts. key: of the random numbers of the step;
+    empty if it rounds to nearest. values: the scalars that `update` reads; for a rule that runs
+    others, a tuple of those of each.
     """
 
     which: tuple[Any, ...]
@@ -36,7 +36,7 @@ def parts_of(own: Numbers) -> tuple[tuple[Any, ...], tuple[Any, ...], Numbers]:
 
 
 def in_turn(own: Numbers, turn: int) -> Numbers:
-    """A rule's numbers as they are for the tensors of a turn."""
+    """A rule's scalars for the tensors of a turn."""
     if type(own) is Own and len(own.which) > 1:
         return Own(own.which[turn : turn + 1], own.key, own.values)
     return own
@@ -45,11 +45,11 @@ def in_turn(own: Numbers, turn: int) -> Numbers:
 def told(numbers: Numbers) -> Numbers:
     """The scalars of a rule as arguments: a NamedTuple is one, the entries of a tuple are
     several."""
-    return numbers if type(numbers) is tuple else (numbers,)  # for `hasattr` a trace takes long
+    return numbers if type(numbers) is tuple else (numbers,)  # tracing `hasattr` is slow
 
 
 def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
-    """All numbers of some rules in one list."""
+    """All scalars of some rules in one list."""
     flat: list[Any] = []
     for own in numbers:
         flat += _inside(own) if type(own) is Own else own
@@ -57,7 +57,7 @@ def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
 
 
 def _inside(own: tuple[Any, ...]) -> list[Any]:
-    """What tuples of tuples hold."""
+    """The items of nested tuples."""
     flat: list[Any] = []
     for x in own:
         flat += _inside(x) if isinstance(x, tuple) else (x,)
@@ -65,9 +65,9 @@ def _inside(own: tuple[Any, ...]) -> list[Any]:
 
 
 class Form(NamedTuple):
-    """How numbers are put together.
+    """The structure of scalars.
 
-    record: the type of their tuple. each: of each entry the form of a tuple, or the kind of a
+    record: the type of their tuple. each: for each entry the form of a tuple, or the kind of a
     number: int or bool, object for a large one, float for all others.
     """
 
@@ -76,7 +76,7 @@ class Form(NamedTuple):
 
 
 LARGE = 1 << 20
-"""Of ints below it, products of three fit into the 64 bits of torch's."""
+"""Bound of ints whose products of three fit into torch's 64 bits."""
 
 
 def form_of(own: Numbers) -> Form:
@@ -111,7 +111,7 @@ def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
 
 
 class StepNumber(Tensor):
-    """A 0-dim float64 tensor that leaves the dtype of what it meets as it is.
+    """A 0-dim float64 tensor that does not promote the dtype of other operands.
 
     Operations on it alone are in float64. Together with other tensors it has the dtype to which
     torch rounds a Python float there. A plain tensor of float64 would make a float64 tensor of a
@@ -138,7 +138,7 @@ class StepNumber(Tensor):
 
 
 def _plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    """What a function of torch makes of tensors of this class as of any other."""
+    """The result of a function of torch for tensors of this class as plain tensors."""
     return _OF_PARAMETERS(func, (), args, kwargs or {})
 
 

@@ -1,6 +1,6 @@
-"""What things are called elsewhere: for hints in errors, and for docs/from_optax.md.
+"""Names in other libraries, for hints in errors, and for docs/from_optax.md.
 
-Imported where somebody has used a name that is not here.
+Imported only after an unknown name was used.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 TABLE = (files("functional_optim.core") / "other_names.md").read_text("utf-8")
-"""The tables of names in the documentation: first the names elsewhere, then those here."""
+"""The tables of names in the documentation: first the names in the other library, then ours."""
 
 ROW = re.compile(r"^\| (`[^|]*?) \| ([^|]*)", re.MULTILINE)
 
 
 def hint_for(name: str) -> str:
-    """What stands here instead of a name of optax, as the end of a sentence; "" if unknown."""
+    """Our name for a name of optax, as the end of a sentence; "" if unknown."""
     names, _, _ = TABLE.partition("### Arguments")
     for theirs, ours in _rows(names):
         if name in [x.rpartition(".")[2] for x in theirs]:
@@ -29,7 +29,7 @@ def hint_for(name: str) -> str:
 
 
 def hint_for_argument(name: str) -> str:
-    """What stands here instead of an argument, as the end of a sentence; "" if unknown."""
+    """Our name for an argument, as the end of a sentence; "" if unknown."""
     _, _, arguments = TABLE.partition("### Arguments")
     return next((_full(ours.strip()) for theirs, ours in _rows(arguments) if name in theirs), "")
 

@@ -1,8 +1,8 @@
-"""Which process computes what of matrices that several processes share, and how they get there.
+"""The distribution of matrix computations over processes, and its communication.
 
-A matrix rule needs all of one. Either every process gathers each matrix and computes it, or
-the matrices are spread: each has an owner, to which the others send their parts, and which sends
-back the parts of the result.
+A matrix rule needs whole matrices. Either every process gathers and computes each matrix, or the
+matrices are distributed: each has an owner, to which the others send their shards, and which sends
+back the shards of the result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Result = tuple[Tensor, tuple[Any, ...]]
 
 
 class Owners(NamedTuple):
-    """Matrices are spread over processes. group: those that have the same plain tensors; None: the
-    default group. DTensors store which processes share them."""
+    """Distribution of matrices over processes. group: those that have the same plain tensors; None:
+    the default group. DTensors store which processes share them."""
 
     group: Any = None
 
@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
     """How processes share a tensor.
 
     shape: of the whole. group: the processes that share it. dim: the dimension along which it is
-    divided; None: each of them has all of it.
+    sharded; None: it is replicated.
     """
 
     shape: torch.Size
@@ -43,8 +43,7 @@ class Sharing(NamedTuple):
     def of(cls, x: Any, group: Any = None) -> Sharing | None:
         """That of a DTensor, or of a plain tensor that all processes of a group have.
 
-        None for a DTensor that is divided in another way than along one dimension of one mesh
-        dimension.
+        None for a DTensor with other placements than one shard along one mesh dimension.
         """
         if not sharding.is_sharded(x):
             return cls(x.shape, group, None)
@@ -60,7 +59,7 @@ class Sharing(NamedTuple):
         return cls(x.shape, mesh.get_group(first), where.dim % x.dim())
 
     def cut(self, whole: Tensor) -> list[Tensor]:
-        """The parts of all processes, in their order; along a divided dimension."""
+        """The shards of all processes, in their order, along the sharded dimension."""
         assert self.dim is not None
         n, size = torch.distributed.get_world_size(self.group), whole.shape[self.dim]
         each = -(-size // n)
@@ -69,16 +68,18 @@ class Sharing(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What a local tensor is a part of, and each slot of each rule; None for a plain slot."""
+    """The sharding of a local tensor, and of each slot of each rule; None for a plain slot."""
 
     part: Sharing
     slots: tuple[tuple[Sharing | None, ...], ...]
 
 
 def slot_parts_of(slots: Sequence[Any]) -> tuple[Sharing | None, ...] | None:
-    """How each slot is divided, None for a plain one.
+    """The sharding of each slot,
 
-    None if one is so in a way that `Sharing` cannot say.
+    None for a plain one.
+
+    None if `Sharing` cannot describe that of one.
     """
     parts = [Sharing.of(x) if sharding.is_sharded(x) else None for x in slots]
     pairs = zip(slots, parts, strict=True)
@@ -86,13 +87,13 @@ def slot_parts_of(slots: Sequence[Any]) -> tuple[Sharing | None, ...] | None:
 
 
 Key = tuple[int, int]
-"""A tensor of a matrix: the number of the matrix, and 0 for its update, k for the k-th slot."""
+"""A tensor of a matrix: the index of the matrix, and 0 for its update, k for the k-th slot."""
 
 
 class Sent(NamedTuple):
-    """A tensor that goes to the owner of its matrix, or comes from there.
+    """A tensor that is sent to the owner of its matrix, or received from it.
 
-    like: a tensor without data, like the whole. here: what this process has of it; None: nothing.
+    like: a tensor without data, like the whole. here: the local shard; None: nothing.
     """
 
     key: Key
@@ -107,18 +108,18 @@ class Sent(NamedTuple):
 
     @property
     def divided(self) -> bool:
-        """Whether a process has a part of it only."""
+        """Whether it is sharded."""
         return self.part.dim is not None
 
     def piece(self, rank: int) -> torch.Size:
-        """The shape of the part that a process has."""
+        """The shape of the shard of a process."""
         return self.part.cut(self.like)[rank].shape
 
 
 def owners_of(shapes: Sequence[torch.Size], n: int) -> list[int]:
-    """The rank of each matrix's owner, so that all have about equally much to multiply.
+    """The rank of each matrix's owner, to balance the cost of products.
 
-    The most expensive first, each to who has least so far.
+    The most expensive matrices first, each to the process with the lowest cost so far.
     """
     load = [0] * n
     owners = [0] * len(shapes)
@@ -144,10 +145,10 @@ def run_owned(
 
     Args:
         run: the rule on some matrices, by their indices, with whole updates and slots.
-        us: this process's parts of the updates.
-        slots: its slots, or its parts of them.
-        parts: how each parameter is divided.
-        slot_parts: how each slot is divided; None: it is a plain tensor.
+        us: the local shards of the updates.
+        slots: its slots, or their local shards.
+        parts: the sharding of each parameter.
+        slot_parts: the sharding of each slot; None: it is a plain tensor.
         spread: whether each matrix has one owner; otherwise every process computes all.
     """
     results: list[Result] = [(u, ()) for u in us]
@@ -184,7 +185,8 @@ def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 class Ranks:
-    """The processes of a group, and who owns which matrix. spread: else each process has all."""
+    """The processes of a group, and the owner of each matrix. spread: otherwise each process has
+    all."""
 
     def __init__(
         self, group: Any, shapes: dict[int, torch.Size], device: torch.device, *, spread: bool
@@ -204,12 +206,12 @@ class Ranks:
         return self.owner is None or self.owner[matrix] == self.rank
 
     def owned_by(self, moving: Sequence[Sent], rank: int) -> list[Sent]:
-        """What belongs to the matrices of a process."""
+        """The tensors of the matrices of a process."""
         owner = self.owner
         return [x for x in moving if owner is None or owner[x.key[0]] == rank]
 
     def gathered(self, moving: Sequence[Sent]) -> dict[Key, Tensor]:
-        """Divided tensors of the matrices that this process computes, whole."""
+        """The gathered tensors of the matrices that this process computes."""
         found: dict[Key, Tensor] = {}
         for some in _by_dtype(moving):
             mine = self.owned_by(some, self.rank)
@@ -225,7 +227,7 @@ class Ranks:
         return found
 
     def handed_out(self, moving: Sequence[Sent]) -> dict[Key, Tensor]:
-        """This process's parts of what the owners have found, and all of what is not divided."""
+        """The local shards of the owners' results, and all tensors that are not sharded."""
         divided = [x for x in moving if x.divided]
         whole = [x for x in moving if not x.divided]
         if self.owner is None:
@@ -250,7 +252,7 @@ class Ranks:
         shapes: Sequence[Sequence[torch.Size]],
         some: Sequence[Sent],
     ) -> list[list[Tensor]]:
-        """What comes from each process, of these shapes, when each gets what goes to it."""
+        """The tensors received from each process, of these shapes, in an all-to-all."""
         sent = [self._flat(own, some) for own in going]
         sizes = [sum(map(math.prod, own)) for own in shapes]
         came = sent[0].new_empty(sum(sizes))
@@ -264,7 +266,7 @@ class Ranks:
         shapes: Sequence[Sequence[torch.Size]],
         some: Sequence[Sent] | None = None,
     ) -> list[list[Tensor]]:
-        """What each process has, of these shapes. All send as much as the one that has most."""
+        """The tensors of all processes, of these shapes, in an all-gather padded to the largest."""
         sizes = [sum(map(math.prod, own)) for own in shapes]
         flat, most = self._flat([x.here for x in mine], some or mine), max(sizes)
         padded = torch.nn.functional.pad(flat, (0, most - flat.numel()))
@@ -275,7 +277,7 @@ class Ranks:
         return [_apart(row[:size], own) for row, size, own in each]
 
     def _flat(self, tensors: Sequence[Tensor | None], some: Sequence[Sent]) -> Tensor:
-        """Tensors as one vector; `some`: of their dtype, should there be none."""
+        """Tensors as one vector; `some`: a tensor of their dtype, for an empty list."""
         known = [x.reshape(-1) for x in tensors if x is not None]
         if known:
             return torch.cat(known)
@@ -289,7 +291,7 @@ def _all_gather() -> Any:
 
 
 def _check_group(group: Any) -> None:
-    """Raise RuntimeError unless this process can meet others in a group."""
+    """Raise RuntimeError unless this process can communicate in a group."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise RuntimeError(
             "matrix_owners spreads matrices over processes, but torch.distributed is not "

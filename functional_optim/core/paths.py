@@ -1,8 +1,9 @@
-"""Choosing leaves of a tree: by patterns of their paths, by a predicate, or by a tree of answers.
+"""Selection of leaves of a tree: by patterns of their paths, by a predicate, or by a tree of
+labels.
 
-A path is the keys joined by dots, as in `dict(model.named_parameters())`: `blocks.0.weight`. What
-lists and tuples hold is numbered from 0; what NamedTuples hold is called as their fields. The path
-of a lone tensor is empty.
+A path is the keys joined by dots, as in `dict(model.named_parameters())`: `blocks.0.weight`. Keys
+of lists and tuples are indices from 0; keys of NamedTuples are field names. The path of a single
+tensor is empty.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from functional_optim import tree
 from functional_optim.kernels.callers import tell_once
 
 Predicate: TypeAlias = "Callable[[str, Any], Any]"
-"""From a leaf's path and the leaf to an answer."""
+"""From a leaf's path and the leaf to a label or bool."""
 
 Mask: TypeAlias = "str | Collection[str] | Predicate | Any"
 """A selection of leaves: a pattern, patterns (any may match), a predicate, or a tree of bools."""
 
 Labels: TypeAlias = "dict[str, str] | Predicate | Any"
-"""A label for each leaf: a dict from patterns to labels (the first that fits), a function from path
-and leaf to a label, or a tree of labels."""
+"""A label for each leaf: a dict from patterns to labels (the first that matches), a function from
+path and leaf to a label, or a tree of labels."""
 
 
 class Answers:
-    """What is said of each leaf.
+    """The label of each leaf.
 
-    known: the answers that may be given. other: what is said of a leaf that nothing fits; None: an
-    error. free: patterns that may fit no leaf.
+    known: the valid labels. other: the label of a leaf without a match; None: an error. free:
+    patterns that may match no leaf.
 
     Example::
 
@@ -86,11 +87,11 @@ class Answers:
 
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
-        """Warn, once each, of patterns that fit no leaf: a misspelling, or another model's names.
+        """Warn, once each, of patterns that match no leaf: a misspelling, or another model's names.
 
-        Those that are free may fit nothing. A pattern of several answers must fit in one of them.
+        Free patterns may match nothing. A pattern of several objects must match in one of them.
 
-        parts: answers of this class, each with the leaves that it is asked about, by path.
+        parts: objects of this class, each with its leaves, by path.
         """
         paths = list(dict.fromkeys([path for _, leaves in parts for path in leaves]))
         for what, pattern in unfit(parts):
@@ -109,10 +110,10 @@ class Answers:
 
 
 def unfit(parts: Sequence[tuple[Answers, Iterable[str]]]) -> list[tuple[str, str]]:
-    """Patterns that fit no leaf, each once, after what they are for, but for those that are free.
+    """Patterns that match no leaf, each once, with their purpose, except for free ones.
 
-    parts: answers, each with the paths of the leaves that it is asked about; a pattern of several
-    must fit in one of them.
+    parts: labels, each with the paths of its leaves; a pattern of several must match in one of
+    them.
     """
     paths = dict.fromkeys([path for _, leaves in parts for path in leaves])
     known = [(own.what, x) for own, _ in parts for x, _ in own.patterns if x not in own.free]
@@ -124,7 +125,7 @@ def unfit(parts: Sequence[tuple[Answers, Iterable[str]]]) -> list[tuple[str, str
 
 
 class Choice(NamedTuple):
-    """Leaves of which `answers` says `answer`."""
+    """The leaves with a label."""
 
     answers: Answers
     answer: Any
@@ -135,7 +136,7 @@ _local = threading.local()
 
 @contextmanager
 def partial() -> Iterator[None]:
-    """Inside, a tree is known to be a part of one, so that patterns may well fit nothing in it."""
+    """Inside, trees are parts of a tree, so that patterns may match nothing."""
     before, _local.partial = getattr(_local, "partial", False), True
     try:
         yield
@@ -144,10 +145,10 @@ def partial() -> Iterator[None]:
 
 
 def check_choices(*groups: tuple[Iterable[Choice], Mapping[str, Any]]) -> None:
-    """Let all answers look at all leaves, see `Answers.check_leaves`.
+    """Check all labels on all leaves, see `Answers.check_leaves`.
 
-    groups: choices with the leaves that they are asked about, by path; of an optimizer object one
-    such pair for each parameter group.
+    groups: choices with their leaves, by path; for an optimizer object one such pair for each
+    parameter group.
     """
     if torch.compiler.is_compiling() or getattr(_local, "partial", False):
         return
@@ -161,7 +162,7 @@ def check_choices(*groups: tuple[Iterable[Choice], Mapping[str, Any]]) -> None:
 
 
 def _checked(predicate: Any, what: str) -> Any:
-    """A function of a path and a leaf, or a TypeError that says so."""
+    """A function of a path and a leaf; TypeError for another function."""
     if not torch.compiler.is_compiling():
         try:
             inspect.signature(predicate).bind("", None)
@@ -170,7 +171,7 @@ def _checked(predicate: Any, what: str) -> Any:
                 f"{what} is a function, but not one of a leaf's path and the leaf: it is called "
                 "for each leaf, e.g. lambda path, p: p.ndim > 1."
             ) from None
-        except ValueError:  # a builtin that does not tell
+        except ValueError:  # a builtin without a signature
             pass
     return predicate
 
@@ -197,7 +198,7 @@ def some_of(paths: Sequence[str], most: int = 4) -> str:
 
 
 def exclusive(a: tuple[Choice, ...], b: tuple[Choice, ...]) -> bool:
-    """Can no leaf be chosen by both?"""
+    """Whether two choices are disjoint for all trees."""
     return any(x.answers is y.answers and x.answer != y.answer for x in a for y in b)
 
 
@@ -209,7 +210,7 @@ def chosen(choices: tuple[Choice, ...], path: str, leaf: Any) -> bool:
 def fits(pattern: str, path: str) -> bool:
     """Whether a pattern matches a path or a path above it. `*` matches any characters.
 
-    Plain string operations, so that torch.compile can go through.
+    It uses plain string operations, which torch.compile can trace.
 
     Example::
 
@@ -243,12 +244,12 @@ def _patterns(given: Any) -> list[tuple[str, Any]]:
     flat = isinstance(given, dict) and all(isinstance(key, str) for key in given)
     if flat and not any(isinstance(x, (dict, list, tuple)) for x in given.values()):
         return list(given.items())
-    # an answer instead of the whole tree is one for all of it
+    # a label instead of a tree applies to all of it
     return [(path or "*", answer) for path, answer in tree.items(given)]
 
 
 class _InBfloat16(Answers):
-    """Leaves of which `master_weights` keeps more bits: there must be one."""
+    """Leaves for which `master_weights` stores more bits: at least one is expected."""
 
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:

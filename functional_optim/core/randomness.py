@@ -3,11 +3,12 @@
 Numbers: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 https://doi.org/10.1145/2063384.2063405: Philox-2x32 with 10 rounds, in int64 tensors, as torch has
 no arithmetic on unsigned ones. Keys: Steele, Lea, Flood, "Fast splittable pseudorandom number
-generators", https://doi.org/10.1145/2714064.2660195: SplitMix64. Both have few operations: a
-compiler's time goes by their number.
+generators", https://doi.org/10.1145/2714064.2660195: SplitMix64. Both have few operations, which
+determine the compile time.
 
-A stream is named by 64 bits. Philox has a key of 32 and a counter of 64, so the other half of a
-stream's name is the upper half of the counter. (That of a place beyond 2³² is xored into it.)
+A stream is identified by 64 bits. Philox has a key of 32 bits and a counter of 64, so the other
+half of a stream's key is the upper half of the counter. (The upper half of an index beyond 2³² is
+xored into it.)
 
 Box, Muller, "A note on the generation of random normal deviates",
 https://doi.org/10.1214/aoms/1177706645.
@@ -27,22 +28,22 @@ from functional_optim.kernels import normals
 
 MASK = 0xFFFFFFFF
 BLOCK, LAUNCH = 1 << 14, 1 << 22
-"""Counters that are gone through at once: as many as a core's cache holds on a CPU, and elsewhere
-enough for a launch to be no loss."""
+"""Counters that are processed at once: on a CPU as many as fit into a core's cache, elsewhere
+enough to amortize a launch."""
 
 MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def derived(key: Tensor, x: Any) -> Tensor:
-    """The key that number x has under a key: output x of SplitMix64 with the key as its seed.
+    """The key derived from a key by x: output x of SplitMix64 with the key as its seed.
 
     Args:
         key: int64, of any shape.
-        x: an int64 tensor, or a Python integer of which the last 64 bits count.
+        x: an int64 tensor, or a Python integer, modulo 2⁶⁴.
     """
     at = signed((x + 1) * GOLDEN) if isinstance(x, int) else (x + 1) * signed(GOLDEN)
-    z = key + at  # these products wrap around, like all of torch's integers
+    z = key + at  # these products wrap around, as torch's integers do
     z = (z ^ shifted(z, 30)) * signed(FIRST)
     z = (z ^ shifted(z, 27)) * signed(SECOND)
     return z ^ shifted(z, 31)
@@ -63,13 +64,13 @@ def signed(x: int) -> int:
 
 
 def shifted(x: Tensor, n: int) -> Tensor:
-    """int64 shifted to the right by n bits, zeros coming in."""
+    """Logical right shift of int64 by n bits."""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
 def words(key: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
-    """Two words in [0, 2³²), int64, that are random as a function of i, others for each key."""
-    # masked even where i is small: as a product of indices Inductor would take 32 bits for it
+    """Two words in [0, 2³²), int64: a random function of i and the key."""
+    # masked even for small i: Inductor would use 32 bits for a product of indices
     return philox(key & MASK, (i & MASK, (i >> 32) ^ shifted(key, 32)))
 
 
@@ -77,7 +78,7 @@ def philox(key: Tensor, counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
     """Philox-2x32-10 of words in [0, 2³²), int64."""
     x, y = counter
     for i in range(ROUNDS):
-        product = x * (MULTIPLIER - 2**32)  # short of the real one by 2³² x: then it fits in int64
+        product = x * (MULTIPLIER - 2**32)  # the product minus 2³² x, which fits in int64
         x, y = ((product >> 32) + x) ^ ((key + i * WEYL) & MASK) ^ y, product & MASK
     return x, y
 
@@ -91,7 +92,7 @@ def named(path: str) -> int:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Independent numbers, evenly spread in (0, 1): float64, one for each value of the counter."""
+    """Independent uniform numbers in (0, 1): float64, one for each value of the counter."""
     i = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
     x, _ = words(key, i)
     return ((x.to(torch.float64) + 0.5) * 2.0**-32).reshape(shape)
@@ -100,9 +101,8 @@ def uniform(key: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Independent standard normal numbers: two for each value of the counter.
 
-    Where nobody traces, float32 numbers come from a library of C++, if there are many, or from a
-    kernel of a GPU. Others are made block by block: the words of a number take several times its
-    memory.
+    Without a trace, many float32 numbers come from a C++ library, or from a kernel on a GPU. Others
+    are computed block by block: the words of a number take several times its memory.
     """
     count = math.prod(shape)
     half = (count + 1) // 2
@@ -162,7 +162,7 @@ def several(
 def _joined(
     keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], device: Any
 ) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-    """Keys and counters of all numbers in one vector each, and where each shape's begin and end."""
+    """Keys and counters of all numbers in one vector each, and the range of each shape."""
     halves = [(math.prod(shape) + 1) // 2 for shape in shapes]
     key = torch.cat([own.expand(half) for own, half in zip(keys, halves, strict=True)])
     i = torch.cat([torch.arange(half, dtype=torch.int64, device=device) for half in halves])

@@ -1,4 +1,4 @@
-"""A tree of tensors seen as one vector, for methods that look at all parameters at once."""
+"""A tree of tensors as one vector, for methods that need all parameters at once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REAL = {
 
 
 class Ravel:
-    """The way between trees like `like` and vectors of one dtype; complex numbers become pairs.
+    """Conversion between trees like `like` and vectors of one dtype; complex numbers become pairs.
 
-    Every process has the whole of a vector: sharded leaves (DTensors) are gathered, and divided
-    again on the way back.
+    Every process has the whole vector: sharded leaves (DTensors) are gathered, and sharded again in
+    the inverse conversion.
 
     Args:
         like: pytree of floating-point or complex tensors, of any strides.
@@ -32,7 +32,8 @@ class Ravel:
         dtype: of the vectors. Default: float64 if any leaf is double, else float32.
 
     size: the length of a vector. problems: (their number,), or () if not batched. layout: a value
-    that two trees of the same kind share. exact: do the leaves have the vectors' precision?
+    that is equal for trees of the same structure. exact: whether the leaves have the vectors'
+    precision.
 
     Raises:
         TypeError: for a leaf that is not a floating-point or complex tensor.
@@ -92,16 +93,16 @@ class Ravel:
         return torch.cat(parts, -1)
 
     def tree(self, vector: Tensor, *, stored: bool = True) -> Any:
-        """A vector as a tree, in the leaves' own dtypes, or (stored=False) as wide as it is."""
+        """A vector as a tree, in the leaves' dtypes, or (stored=False) in the vector's dtype."""
         parts = []
         for x, p, shape in zip(vector.split(self.sizes, -1), self.leaves, self.shapes, strict=True):
             x = x.reshape((*self.problems, *shape))
-            x = x.clone() if p.is_complex() else x  # view_as_complex wants an even offset
+            x = x.clone() if p.is_complex() else x  # view_as_complex needs an even offset
             parts.append(as_stored(x, p) if stored else as_update(x, p))
         return tree.with_leaves(self.like, parts)
 
     def snap(self, vector: Tensor) -> Tensor:
-        """The vector as it is after being stored in the leaves' own dtypes."""
+        """The vector rounded to the leaves' dtypes."""
         return vector if self.exact else self.vector(self.tree(vector))
 
 
