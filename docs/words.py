@@ -42,7 +42,7 @@ WORDS = {
     r"seen with torch": "as of torch …",
     r"without a word": "silently",
     r"whoever": "name the reader or the code",
-    r"(?<!saved )in the place of": "instead of",
+    r"in the place of": "instead of",
     r"entr(?:y|ies) of (?:a|an|the|each|every|its|their|one|all) (?:tensor|matrix|vector|"
     r"parameter|gradient|update|row|column|slot|block|direction)s?(?! groups?)": "elements",
     r"entry by entry": "element by element",

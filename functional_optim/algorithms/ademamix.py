@@ -61,7 +61,7 @@ def scale_by_ademamix(
         >>> tx = fo.scale_by_ademamix((0.9, 0.999, 0.5))
         >>> w = torch.zeros(2)
         >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
-        tensor([ 2., -2.])
+        tensor([ 2.0000, -2.0000])
     """
     three = numeric.triple(betas, "betas", "(0.9, 0.999, 0.9999)")
     check_each_beta(three)

@@ -52,7 +52,7 @@ def scale_by_laprop(
         >>> tx = fo.scale_by_laprop(lr=1.0)
         >>> w = torch.zeros(2)
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
-        tensor([ 1., -1.])
+        tensor([ 1.0000, -1.0000])
     """
     check_lr(lr)
     hyper = {"lr": lr, **adam_numbers(betas, eps)}

@@ -356,8 +356,7 @@ def run_batched(
 def _run_unpacked(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
-    """The same for a rule with packed slots: they are decoded before each leaf, and encoded after
-    it."""
+    """The same for a rule with packed slots: decoded before each leaf, and encoded after it."""
     plain = rule.without_codecs()
     whole = [
         leaf._replace(slots=[()] * k + [tuple(opened(rule, leaf.slots[k], leaf.p))])
@@ -374,8 +373,8 @@ def _run_unpacked(
 
 
 def _choice(leaf: Leaf, k: int) -> Any:
-    """The variant of the k-th rule for a tensor, if it differs between tensors; its turn if the
-    variant is unknown."""
+    """The k-th rule's variant for a tensor, if tensors differ in it; its turn if that is
+    unknown."""
     own = leaf.numbers[k]
     if type(own) is not Own or len(own.which) < 2:
         return None

@@ -75,9 +75,7 @@ class Shared(NamedTuple):
 
 
 def slot_parts_of(slots: Sequence[Any]) -> tuple[Sharing | None, ...] | None:
-    """The sharding of each slot,
-
-    None for a plain one.
+    """The sharding of each slot, None for a plain one.
 
     None if `Sharing` cannot describe that of one.
     """

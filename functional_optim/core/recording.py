@@ -1,8 +1,8 @@
-"""What rules do to one tensor, as a graph.
+"""Graphs of the operations of rules on one tensor.
 
-A rule is recorded on tensors of a few elements, of two sizes. What both recordings have in common
-holds for every size: see `kernels/graph.py`. Graphs are known by the code of their rules, so a
-recipe that is rebuilt, with other hyperparameters, is not recorded again.
+A rule is recorded on tensors of a few elements, of two sizes. The common part of both recordings
+holds for every size: see `kernels/graph.py`. The key of a graph is the code of its rules, so a
+recipe that is rebuilt with other hyperparameters is not recorded again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OddLayout(Unsuitable):
 
 
 class _Known:
-    """What has been recorded for one kind of tensors. constants: by shape."""
+    """The recording for one kind of tensors. constants: by shape."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -56,23 +56,23 @@ class _Known:
 
 
 Kept = dict[Any, _Known | tuple[str, int | None]]
-"""What has been recorded, by the code of the rules and by what their tensors have in common; the
-reason, and whose it is, where there is no graph."""
+"""Recordings, by the code of the rules and the properties of their tensors; if there is no graph,
+the reason and its rule."""
 
 _known: Kept = {}
 _of_steps: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
 
 
 def kept_for(step: Any) -> Kept:
-    """What a step, or an optimizer, has recorded of rules that are not of this package."""
+    """The recordings of a step, or an optimizer, for rules that are not of this package."""
     return _of_steps.setdefault(step, {})
 
 
 class Body:
-    """What rules do to a leaf.
+    """The operations of rules on a leaf.
 
-    holes: for each rule, which of its slots are missing. forms: how its numbers are put together.
-    kept: where recordings are kept of rules that may read what changes, as the attributes of an
+    holes: for each rule, the indices of missing slots. forms: the structure of its scalars.
+    kept: the store for recordings of rules that may read changing values, such as attributes of an
     object: a new step records these again. Rules of this package are recorded once for all steps.
     """
 
@@ -86,24 +86,24 @@ class Body:
     ) -> None:
         self.placements = placements
         self.own = all(are_own(functions_of(x.rule)) for x in placements)
-        """Whether nothing that rules read by name, or draw, can change."""
+        """Whether the values that rules read by name, or draw, are constant."""
         self.kept = _known if kept is None or self.own else kept
         self.holes = holes
         self.forms = forms
         self.goal: Goal = goal
         kinds = kinds_of(forms)
         self.count = len(kinds)
-        """How many numbers it reads."""
+        """Number of scalars that it reads."""
         self.whole = {i: kind for i, kind in enumerate(kinds) if kind is not float}
-        """Which of them are ints or bools, and which of both."""
+        """Which of them are ints, and which are bools."""
         self.key = (goal, forms, tuple(holes), tuple([key_of(x) for x in placements]))
 
     def find(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Recorded:
-        """The graph for tensors like these: it holds for all sizes of so many dimensions.
+        """The graph for tensors like these: it holds for all sizes of this number of dimensions.
 
         Raises:
-            Unsuitable: if there can be no kernel for it.
-            RuleError: if a rule does what no step may.
+            Unsuitable: if a kernel cannot run it.
+            RuleError: if a rule does something that steps do not support.
         """
         if object in self.whole.values():
             raise Unsuitable("a large int among the scalars of a rule")
@@ -140,19 +140,19 @@ class Body:
         return Recorded(known.graph, known.constants[shape])
 
     def looks(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> tuple[Any, ...]:
-        """What these rules, and tensors like these, are known by; the elements of a block are the
-        second."""
+        """The key of these rules, and tensors like these; the second item is the elements of a
+        block."""
         block = self._block(p, slots)
-        made_as = torch.get_default_dtype()  # of the tensors that a rule makes of Python's numbers
+        made_as = torch.get_default_dtype()  # of tensors that a rule creates from Python numbers
         return self.key, block, made_as, _pattern(g, p, slots, shapes=not block)
 
     def is_flat(self, g: Tensor, p: Tensor, slots: Sequence[Slots], *, whole: bool = False) -> bool:
-        """Whether rules do to each element what they do to that of a vector, wherever it is.
+        """Whether rules treat a tensor like the vector of its elements.
 
-        whole: also if they look at reductions of the whole tensor, or at the place in it.
+        whole: also if they use reductions of the whole tensor, or the index of an element.
 
         Raises:
-            RuleError: if a rule does what no step may.
+            RuleError: if a rule does something that steps do not support.
         """
 
         def flat(x: Any) -> Any:
@@ -176,7 +176,7 @@ class Body:
         dims = p.dim()
         first = self._first(g, p, slots)
         second = self._second(g, p, slots)
-        # a number is seen as a vector of one element, if that is all the same
+        # a number becomes a vector of one element, if that is equivalent
         if not (graphs.same(first, second) if dims else graphs.fits(first, second, sizes_of(p))):
             raise Unsuitable("another graph for another shape")
         places = graphs.differing(first, second)
@@ -220,10 +220,10 @@ class Body:
         return [torch.view_as_real(x) if x.is_complex() else x for x in mine]
 
     def _block(self, p: Tensor, slots: Sequence[Slots]) -> int:
-        """The elements of a block, where slots are packed in blocks; 0 where none is.
+        """The elements of a block of packed slots; 0 without packed slots.
 
         Raises:
-            Unsuitable: if they are not all packed alike.
+            Unsuitable: if blocks have several sizes.
         """
         codecs = {
             own.codec
@@ -238,7 +238,7 @@ class Body:
         return next(iter(blocks), 0)
 
     def _in_blocks(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
-        """The graph for a tensor that is seen as 1-D, and in blocks."""
+        """The graph for a tensor as 1-D, and in blocks."""
         plain = Body(
             [x._replace(rule=x.rule.without_codecs()) for x in self.placements],
             [_holes_of(x, own) for x, own in zip(self.placements, slots, strict=True)],
@@ -300,7 +300,7 @@ class Body:
                 found = record.record(made, tensors, self.count, self._name, keep=keep)
             except (RuleError, Unsuitable):
                 raise
-            except Exception as error:  # of a rule that does not take tensors of this shape
+            except Exception as error:  # from a rule that does not support this shape
                 raise Unsuitable(f"{type(error).__name__}: {error}") from error
             if self.own or before == record.drawn():
                 break
@@ -332,8 +332,8 @@ class Body:
         *,
         block: int = 0,
     ) -> record.Made:
-        """What the rules make of a leaf; recorded, if there is a recorder. block: of one in blocks,
-        their size."""
+        """The results of the rules for a leaf; recorded, if there is a recorder. block: the size of
+        blocks, if any."""
         g, p, *rest = tensors
         placements = self.placements
         if recorder is not None:
@@ -369,12 +369,12 @@ class Body:
 
 
 def functions_of(rule: Rule) -> tuple[Any, ...]:
-    """What a rule does to tensors."""
+    """The operations of a rule on tensors."""
     return (*rule.updates, rule.reduce)
 
 
 def key_of(placement: Placement) -> Any:
-    """What a rule is known by: its code, without its numbers."""
+    """The key of a rule: its code, without its scalars."""
     rule, storage = placement.rule, placement.rule.storage
     functions = (*functions_of(rule), rule.init, storage.codecs)
     own = (storage.slots, storage.view, storage.weight_codec, storage.home is None)
@@ -387,7 +387,8 @@ def _number(x: Any) -> Tensor:
 
 
 class _Masked:
-    """A codec whose last block may be larger than what is left of its tensor: the rest is zeros."""
+    """A codec whose last block may be larger than the rest of its tensor, and is padded with
+    zeros."""
 
     def __init__(self, codec: InBlocks, inside: Tensor) -> None:
         self.codec = codec
@@ -421,7 +422,7 @@ def _masked(codec: Any, inside: Tensor) -> Any:
 
 
 def _holes_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
-    """Which of its slots a rule lacks, as it sees them."""
+    """The indices of a rule's missing slots."""
     if not (slots and placement.rule.storage.codecs):
         return tuple([x is None for x in slots])
     found = stored_slots(placement.rule, slots)
@@ -429,7 +430,8 @@ def _holes_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
 
 
 def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> Any:
-    """What tensors have in common that share a graph. shapes: whether those of slots matter."""
+    """The common properties of tensors that share a graph. shapes: whether to include those of
+    slots."""
 
     def look(x: Tensor) -> Any:
         if not shapes:
@@ -443,6 +445,6 @@ def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> A
 
 
 def with_holes(given: Sequence[Tensor], holes: Sequence[Sequence[bool]]) -> list[Slots]:
-    """The inverse of `present`. holes: for each rule, which of its slots are missing."""
+    """The inverse of `present`. holes: for each rule, the indices of missing slots."""
     supply = iter(given)
     return [tuple([None if hole else next(supply) for hole in own]) for own in holes]

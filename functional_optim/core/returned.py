@@ -1,4 +1,4 @@
-"""What the functions of a rule may return, and the errors for all else."""
+"""Checks of the return values of a rule's functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functional_optim.core.rule import Rule
 
 
 def no_pair(rule: Rule, found: Any) -> TypeError:
-    """The error for an update that returned no pair."""
+    """The error for an update that did not return a pair."""
     what = "a tensor" if isinstance(found, Tensor) else f"a {type(found).__name__}"
     if isinstance(found, tuple):
         what = f"a tuple of {len(found)}: {', '.join(type(x).__name__ for x in found)}"
@@ -21,7 +21,7 @@ def no_pair(rule: Rule, found: Any) -> TypeError:
 
 
 def are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
-    """Whether an update has returned slots instead of these."""
+    """Whether an update has returned valid slots."""
     if not isinstance(record, tuple) or len(record) != len(slots):
         return False
     pairs = zip(record, slots, strict=True)
@@ -29,7 +29,7 @@ def are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
 
 
 def no_slots(rule: Rule, record: Any) -> TypeError:
-    """The error for an update whose second result are no slots of its rule."""
+    """The error for an update whose second result is not the slots of its rule."""
     what = "None" if record is None else f"a {type(record).__name__}"
     if isinstance(record, tuple):
         kinds = ", ".join([type(x).__name__ for x in record])
@@ -42,7 +42,7 @@ def no_slots(rule: Rule, record: Any) -> TypeError:
 
 
 def checked_sums(what: str, found: Any) -> Any:
-    """What `reduce` or `measure` of a rule has returned.
+    """Check the result of `reduce` or `measure` of a rule.
 
     Raises:
         TypeError: unless it is a tuple of single numbers: a kernel has memory for these only.

@@ -1,4 +1,4 @@
-"""The leaves of a tree in one step: what they measure, and how they are stepped, purely."""
+"""The leaves of a tree in one pure step: measurements and updates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from functional_optim.core.traits import check_rules, trial_of, unchecked
 
 
 class Kind(NamedTuple):
-    """What is the same for all leaves on which the same rules of a chain act."""
+    """The common properties of all leaves with the same rules of a chain."""
 
     placements: tuple[Placement, ...]
     at: tuple[int, ...]
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
     columns: tuple[int, ...]
     """The indices of their slots among all of the chain's, rule by rule."""
     ends: tuple[tuple[int, int], ...]
-    """For each rule, where its slots begin and end in `columns`."""
+    """For each rule, the range of its slots in `columns`."""
     whole: bool
     """Whether these are all of the chain's slots, in their order."""
 
@@ -104,7 +104,7 @@ class RowGroup(NamedTuple):
     rows: list[Row]
 
     def among(self, at: tuple[int, ...]) -> RowGroup:
-        """The same, where only these of the chain's rules have numbers."""
+        """The same, if only these of the chain's rules have scalars."""
         mine = tuple([at.index(i) for i in self.kind.at])
         return self._replace(kind=self.kind._replace(at=mine))
 
@@ -122,7 +122,7 @@ class RowGroup(NamedTuple):
 
 
 def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
-    """The rows that have gradients, those of one kind together."""
+    """The rows with gradients, grouped by kind."""
     groups: dict[tuple[int, ...], RowGroup] = {}
     for k, row in zip(range(len(rows)), rows, strict=True):
         if row is not None and row.g is not None:
@@ -135,9 +135,9 @@ def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
 
 
 def check_groups(groups: list[RowGroup], step: StepScalars) -> None:
-    """Raise ValueError for a rule that does what no step may, the first time that it is run.
+    """Raise ValueError for an unsupported rule, the first time that it is run.
 
-    step: before its first number.
+    step: before its first scalar.
     """
     numbers: list[Numbers] | None = None
     for group in groups:
@@ -160,7 +160,7 @@ def measured(groups: list[RowGroup], step: StepScalars) -> Numbers:
 def summed_elsewhere(
     groups: list[RowGroup], step: StepScalars, key: Key, totals: Totals
 ) -> Numbers:
-    """The same where other trees have a part in it; raises `Missing` if theirs is not known."""
+    """The same if other trees contribute; raises `Missing` if their parts are unknown."""
     i = len(step.numbers)
     placement = step.placements[i]
     if placement.reduce_groups and key not in totals.agenda:
@@ -203,7 +203,7 @@ def stepped(groups: list[RowGroup], cast: Caster) -> dict[int, tuple[Any, list[S
 
 
 def _explained(placements: Sequence[Placement], leaves: Sequence[Leaf]) -> Any:
-    """`run_all_stored`, or a ValueError for slots of other parameters."""
+    """`run_all_stored`, with a ValueError for slots of other parameters."""
     try:
         return run_all_stored(placements, leaves)
     except Exception:

@@ -20,44 +20,43 @@ from functional_optim.core.views import MatrixView
 Update = Callable[..., tuple[Any, Any]]
 
 Goal = Literal["step", "reduce", "stage"]
-"""What is done with rules: make their step, in place; measure with the last of them; or write the
-slots of the last one alone, as a stage of a step."""
+"""The purpose of a run of rules: make their step, in place; measure with the last of them; or write
+only the slots of the last one, as a stage of a step."""
 
 
 class Runs(NamedTuple):
-    """When a rule of `leafwise` runs, and on what: `leafwise(..., runs=Runs(batched=True))`.
+    """When and how a rule of `leafwise` runs: `leafwise(..., runs=Runs(batched=True))`.
 
     Args:
         choose: `choose(t[, carry])` returns the index of the variant of `update` for step t, from
-            0; it may take hyperparameters by name. Where the number is known, only that variant is
-            run, or compiled; in a traced step all are, behind a condition. None: there is one.
-        turns: how many turns to spread a expensive variant over, ≥ 1, for a rule that is not
-            element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
-            from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors
-            in each step. All tensors on which the rule acts, with a gradient or without, take
-            turns in the order of their sizes, so each turn gets its share of the large ones.
-            In an optimizer object they do so over all groups. Nothing is stored: another set of
-            tensors gives other turns. None: all tensors take the same variant.
-        start: an `update` and names of slots: for a tensor of which these slots have zeros in the
-            first column, it runs instead of the others, and makes them. So a tensor starts
-            with its first gradient, whenever that comes. For rules that take batches.
-        shared: whether an optimizer object has one carry and one count of steps for all of its
-            tensors, as a transformation of trees has: they go on in each step in which one of the
-            tensors has a gradient, and a tensor that joins late takes them over. False: each tensor
-            has its own, which counts the steps in which it had a gradient, as torch.optim does it.
+            0; it may take hyperparameters by name. If the index is known, only that variant is run,
+        or compiled; a traced step has all, behind a condition. None: there is one variant.
+        turns: number of turns over which an expensive variant is spread, ≥ 1, for a rule that is
+            not element-wise. `choose` then also takes a keyword-only `turn`, and is called for
+            each, from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` refreshes a tenth of the
+            tensors in each step. All tensors of the rule, with or without a gradient, are assigned
+            to turns in the order of their sizes, which balances the large ones; an optimizer object
+            does so over all groups. The assignment is not stored: another set of tensors has other
+            turns. None: all tensors use the same variant.
+        start: an `update` and names of slots: it runs instead of the others for a tensor whose
+            slots of these names have zeros in the first column, and initializes them. So each
+            tensor is initialized with its first gradient. For batched rules.
+        shared: whether an optimizer object has one carry and one step count for all of its tensors,
+            like a transformation of trees: they advance in each step in which any of the tensors
+            has a gradient, and also apply to a tensor that is added later. False: each tensor has
+            separate ones, and counts the steps in which it had a gradient, as in torch.optim.
         absent: `absent(slots, *numbers)` returns the slots of a tensor that has no gradient in a
-            step, with the numbers of `update`. None: they stay as they are. For a shared rule that
-            carries numbers.
+            step, with the numbers of `update`. None: they do not change. For a shared rule that
+        carries scalars.
         after: "lr" for a rule that changes the finished step, so that no learning rate may follow
-            it. "step" for one that gets the parameter *after* the update as `p`, and returns `u` as
-            it came; only others of this kind may follow it. None: it may stand anywhere.
+            it. "step" for one that gets the parameter *after* the update as `p`, and returns `u`
+            unchanged; only others of this kind may follow it. None: it may be anywhere in a chain.
         batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
-            may have one more dimension in front, and `p` is None. Not needed for matrix products,
-            but these are faster in batches. `as_matrix` and `matrix_owners` change such rules only.
-            A batched rule cannot have codecs.
-        dense_only: True refuses sparse gradients. Not needed for a rule that reduces over rows or
-            depends on their number: such a rule is found and refuses them. Rules with `batched` or
-            codecs always do.
+            may have an additional leading dimension, and `p` is None. Matrix products do not need
+            it, but are faster in batches. `as_matrix` and `matrix_owners` affect only such rules. A
+            batched rule cannot have codecs.
+        dense_only: True raises an error for sparse gradients. Rules that reduce over rows or depend
+            on their number do so anyway, as do rules with `batched` or codecs.
 
     `leafwise` raises ValueError for values that contradict each other, or the rule.
 
@@ -86,10 +85,10 @@ class Runs(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What `scalars` of a rule takes by name.
+    """The keyword arguments of `scalars` of a rule.
 
     hyper: hyperparameters. fixed: their values, if these never change. extra: extra arguments of
-    `update`. plain: whether the step and the hyperparameters are all that its numbers depend on.
+    `update`. plain: whether its scalars depend only on the step and the hyperparameters.
     """
 
     hyper: tuple[tuple[str, Any], ...] = ()
@@ -105,7 +104,7 @@ class Rule(NamedTuple):
     """
 
     updates: tuple[Update, ...]
-    """The variants; most rules have one. None behind a gate that is known to be shut."""
+    """The variants; most rules have one. None behind a gate that is known to be closed."""
     init: Callable[[Tensor], Any] | None = None
     scalars: Callable[..., Any] | None = None
     reduce: Callable[..., tuple[Any, ...]] | None = None
@@ -117,7 +116,7 @@ class Rule(NamedTuple):
     runs: Runs = Runs()
     storage: Storage = Storage()
     name: str = ""
-    """What errors call it."""
+    """Its name in errors."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -127,15 +126,15 @@ class Rule(NamedTuple):
     def stored_by(self, **changes: Any) -> Rule:
         """The same with other fields of its storage."""
         storage = self.storage._replace(**changes)
-        plain = self.reads.plain and storage.seed is None  # else its numbers have a key
+        plain = self.reads.plain and storage.seed is None  # otherwise its scalars have a key
         return self._replace(storage=storage, reads=self.reads._replace(plain=plain))
 
     def without_codecs(self) -> Rule:
-        """The same on slots that are stored as it sees them."""
+        """The same with unpacked slots."""
         return self.stored_by(codecs={}, packs=None, seed=None) if self.storage.codecs else self
 
     def each_hyper(self) -> list[tuple[str, Any]]:
-        """The hyperparameters, those in tuples one by one, under the names that a state shows."""
+        """The hyperparameters, those in tuples separately, under their names in a state."""
         found: list[tuple[str, Any]] = []
         for name, value in self.hyper:
             if type(value) is tuple:
@@ -154,7 +153,7 @@ class Rule(NamedTuple):
         return () if self.carry is None else (type(self.carry)(*values),)
 
     def numbers_before(self, t: Any, carry: Sequence[Any]) -> Numbers:
-        """The numbers that `reduce` reads at step t."""
+        """The scalars that `reduce` reads at step t."""
         return () if self.before is None else self._asked(self.before, t, carry)
 
     def chosen(self, t: Any, carry: Sequence[Any]) -> list[Any]:
@@ -171,14 +170,14 @@ class Rule(NamedTuple):
     def _ready(
         self, function: Callable[..., Any], t: Any, carry: Sequence[Any]
     ) -> Callable[..., Any]:
-        """A function of a rule with what it takes at step t."""
+        """Call a function of a rule with its arguments at step t."""
         names = base.extra_names(function)
         given = {name: value_at(x, t) for name, x in self.hyper if name in names}
         return partial(function, t, *self.carried(carry), **given)
 
 
 def master_of(placements: Sequence[Placement], p: Tensor) -> int | None:
-    """The index of the rule that keeps what the dtype of a parameter lacks; None if none does."""
+    """The index of the rule that stores the remaining bits of parameters; None if none does."""
     if p.dtype is not torch.bfloat16:
         return None
     for k, placement in zip(range(len(placements)), placements, strict=True):
@@ -203,27 +202,28 @@ def constants(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Placement(NamedTuple):
-    """A rule in a recipe: its name there, and the leaves and steps in which it acts."""
+    """A rule in a recipe: its name, and the leaves and steps in which it acts."""
 
     rule: Rule
     name: str = ""
     where: tuple[Choice, ...] = ()
     """The leaves on which it acts; all, if empty."""
     gate: int = 0
-    """Distance to the rule before it that gates it; 0: none."""
+    """Distance to the previous rule that gates it; 0: none."""
     lookback: int | None = None
-    """Distance to the rule before it whose incoming update it also gets, after p; None: none."""
+    """Distance to the previous rule whose incoming update it also gets, after p; None: none."""
     reduce_groups: tuple[Any, ...] = ()
     """The process groups over which its measurement is summed; None: the default group."""
     owners: Owners | None = None
-    """Over which processes its matrices are spread; None: each process computes all of them."""
+    """The processes to which its matrices are distributed; None: each process computes all of
+    them."""
 
     def named(self, name: str) -> Placement:
         """The same under another name."""
         return self._replace(name=name)
 
     def on(self, *choices: Choice) -> Placement:
-        """The same on those of its leaves only that these choices select."""
+        """The same, only on those of its leaves that these choices select."""
         return self._replace(where=(*self.where, *choices))
 
     def behind(self, gate: int) -> Placement:
@@ -243,15 +243,15 @@ class Placement(NamedTuple):
         return self._replace(reduce_groups=groups)
 
     def spread_over(self, owners: Owners | None) -> Placement:
-        """The same with matrices spread over processes, or not, if its rule takes batches."""
+        """The same with matrices distributed over processes, or not, if its rule is batched."""
         return self._replace(owners=owners) if self.rule.runs.batched else self
 
     def among(self, gate: int, lookback: int | None) -> Placement:
-        """The same on one leaf, where other rules may stand before it."""
+        """The same on one leaf, where other rules may precede it."""
         return self._replace(where=(), gate=gate, lookback=lookback)
 
     def choices(self) -> tuple[Choice, ...]:
-        """The selections of leaves that it asks: where it acts, and where its slots are packed."""
+        """Its selections of leaves: for the rule, and for packed slots."""
         storage = self.rule.storage
         packs = () if storage.packs is None else storage.packs.choices
         return (*self.where, *packs, *([BFLOAT16] if storage.weight_codec is not None else ()))
@@ -261,9 +261,9 @@ class Placement(NamedTuple):
         return self._replace(rule=self.rule._replace(init=init))
 
     def seen_as(self, view: MatrixView) -> Placement:
-        """The same with parameters seen as matrices, if its rule takes batches of them.
+        """The same with parameters as matrices, if its rule is batched.
 
-        One that has a view keeps it, unless nobody has asked for that.
+        An explicit view is not replaced.
         """
         known = self.rule.storage.view
         if not self.rule.runs.batched or (known is not None and not known.assumed):
@@ -273,7 +273,7 @@ class Placement(NamedTuple):
             if view.kernel == "tensor" and known.most == 2:
                 raise ValueError(
                     f"{self.rule.name} takes matrices, so a kernel cannot be a 'tensor' for it; "
-                    "say kernel='flatten', 'batch' or 'auto'."
+                    "pass kernel='flatten', 'batch' or 'auto'."
                 )
         if view.kernel == "auto" or view.stack:  # of a stack each is a matrix in any case
             cut = view.divided or (view.transposed and view.stack)
@@ -283,7 +283,7 @@ class Placement(NamedTuple):
         return self._replace(rule=self.rule.stored_by(view=view))
 
     def variant(self, which: int) -> Placement:
-        """The same with one variant of the rule, by the number in `Own`; 0: with none."""
+        """The same with one variant of the rule, by the index in `Own`; 0: with none."""
         rule, runs = self.rule, self.rule.runs
         if not which:
             if runs.batched or runs.choose is not None or runs.after is not None:
@@ -297,7 +297,7 @@ class Placement(NamedTuple):
 
 
 def check_views(placements: Iterable[Placement], p: Tensor, path: str) -> None:
-    """Raise ValueError if one of some rules cannot know which matrices a parameter is."""
+    """Raise ValueError if a parameter is ambiguous for a matrix rule."""
     for placement in placements:
         if placement.rule.storage.view is not None:
             placement.rule.storage.view.check(placement.rule.name, p.shape, path)
@@ -306,11 +306,10 @@ def check_views(placements: Iterable[Placement], p: Tensor, path: str) -> None:
 def settled(
     placements: tuple[Placement, ...], numbers: Sequence[Numbers]
 ) -> tuple[tuple[int | None, ...] | None, tuple[Placement, ...], list[Numbers]]:
-    """The variants that act in a step, and the same rules and numbers without any choice.
+    """The variants that act in a step, and the rules and scalars without choices.
 
-    None for the variants where nothing is chosen, or a choice is not known yet: rules and numbers
-    are then as they were. So is a rule whose variant differs from tensor to tensor, with None for
-    its variant.
+    None for the variants if nothing is chosen, or a choice is unknown: rules and scalars are then
+    unchanged. So is a rule whose variant differs between tensors, with None for its variant.
     """
     chosen = [own.which for own in numbers if type(own) is Own and own.which]
     if not chosen or any(len(x) == 1 and isinstance(x[0], Tensor) for x in chosen):
@@ -332,15 +331,15 @@ def settled(
 
 
 def number_of(rule: Rule, which: Any) -> int:
-    """A known choice as the number of a variant; 0: none."""
+    """A known choice as the index of a variant; 0: none."""
     return int(which if len(rule.updates) > 1 else which > 0)
 
 
 def variant_of(rule: Rule, index: Any) -> Any:
-    """What `choose` has returned as the number of a variant, from 1.
+    """The result of `choose` as the index of a variant, from 1.
 
     Raises:
-        ValueError: if it is known that there is no such variant.
+        ValueError: if the index is known and out of range.
     """
     if not isinstance(index, Tensor) and index not in range(len(rule.updates)):
         raise ValueError(
@@ -351,7 +350,7 @@ def variant_of(rule: Rule, index: Any) -> Any:
 
 
 Acting = tuple[Sequence[Placement], Sequence[Hashable], Tensor]
-"""The rules that act on a tensor, what tells each of them from others, and the tensor."""
+"""The rules that act on a tensor, the identity of each, and the tensor."""
 
 
 def takes_turns(placements: Sequence[Placement]) -> bool:
@@ -362,9 +361,8 @@ def takes_turns(placements: Sequence[Placement]) -> bool:
 def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
     """The turn of each tensor for each of its rules; nothing for one whose rules have no turns.
 
-    A rule gives its turns to all tensors on which it acts, the one with the most entries first,
-    those of one size in their order. So each turn has one of the largest, one of the next, and so
-    on.
+    A rule assigns turns to all of its tensors, the one with the most elements first, tensors of one
+    size in their order. So each turn has one of the largest, one of the next, and so on.
     """
     acted_on: dict[Hashable, list[int]] = {}
     for i, (placements, keys, _) in enumerate(leaves):
@@ -391,7 +389,7 @@ def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
 def either(condition: Any, a: Tensor, b: Any) -> Tensor:
     """a if a number is above 0, else b, a tensor like a or a float.
 
-    The number is one of a rule's: where it is known, this costs no operation.
+    The number is a scalar of a rule: if it is known, this needs no operation.
     """
     if isinstance(condition, Tensor):
         return torch.where(condition > 0, a, b)

@@ -29,7 +29,7 @@ Key = tuple[str, int]
 
 
 def given(t: Any, **hyper: Any) -> tuple[Any, ...]:
-    """`scalars` of a rule whose numbers are its hyperparameters, in their order."""
+    """`scalars` of a rule whose scalars are its hyperparameters, in their order."""
     return tuple(hyper.values())
 
 
@@ -40,7 +40,7 @@ class StepScalars:
     `to_measure()` and passes the total to `advance`. The scalars of a rule behind a gate, or with
     several variants, are an `Own`; a tensor has its own turn among several (`in_turn`).
 
-    t: the number of this step. together: that of shared rules, if it is another one.
+    t: the index of this step. together: that of shared rules, if it differs.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepScalars:
         self.carried: list[Numbers] = []
 
     def proceed(self) -> bool:
-        """Go on to the next rule that measures; False if all numbers are known."""
+        """Continue to the next rule that measures; False if all scalars are known."""
         try:
             return self._proceed()
         except numeric.NotANumber as error:
@@ -89,7 +89,7 @@ class StepScalars:
         return False
 
     def to_measure(self) -> list[Numbers]:
-        """The numbers so far, and those that the next rule's `reduce` needs."""
+        """The scalars so far, and those that the next rule's `reduce` needs."""
         i = len(self.numbers)
         placement = self.placements[i]
         given: Numbers = ()
@@ -98,7 +98,7 @@ class StepScalars:
         return [*self.numbers, Own((self.opened(i),), (), given) if placement.gate else given]
 
     def advance(self, total: Numbers | None = None) -> None:
-        """Work out the next rule's numbers, and what it carries to the next step."""
+        """Compute the next rule's scalars, and its carry for the next step."""
         i = len(self.numbers)
         placement, mine = self.placements[i], self.carry[i]
         rule = placement.rule
@@ -125,7 +125,7 @@ class StepScalars:
         self.carried.append(tuple(carried))
 
     def _worked_out(self, i: int, total: Numbers | None) -> tuple[Numbers, Numbers]:
-        """A rule's numbers and what it carries, before anything is selected."""
+        """A rule's scalars and its carry, before gates and choices."""
         rule, mine = self.placements[i].rule, self.carry[i]
         if rule.scalars is None:
             return total or (), mine
@@ -156,13 +156,13 @@ class StepScalars:
             ) from None
 
     def is_shut(self) -> bool:
-        """Whether the gate of the next rule is known to be shut; elsewhere it may be open."""
+        """Whether the gate of the next rule is known to be closed; otherwise it may be open."""
         i = len(self.numbers)
         opened = self.opened(i) if self.placements[i].gate else 1.0
         return not (isinstance(opened, Tensor) or opened > 0)
 
     def _pass_by(self, placement: Placement) -> bool:
-        """Leave out a rule whose gate is known to be shut."""
+        """Skip a rule whose gate is known to be closed."""
         if not self.is_shut():
             return False
         i = len(self.numbers)
@@ -171,14 +171,14 @@ class StepScalars:
         return True
 
     def opened(self, i: int) -> Any:
-        """The number of the gates before a rule: above 0 if all are open."""
+        """The scalar of the gates before a rule: above 0 if all are open."""
         which, _, values = parts_of(self.numbers[i - self.placements[i].gate])
         if not which:
             return _known(values[0])
         return _known(which[0] * values[0] if values else which[0])
 
     def time_of(self, i: int) -> Any:
-        """A rule's number of this step: behind a gate, open steps alone are counted."""
+        """A rule's step index: behind a gate, it counts only open steps."""
         placement = self.placements[i]
         if placement.gate:
             return numeric.maximum(self.carried[i - placement.gate][0], 1.0)
@@ -186,7 +186,7 @@ class StepScalars:
 
 
 def _known(choice: Any) -> Any:
-    """A variant's number, as a Python number if it is on the CPU and no step is traced."""
+    """A variant's index, as a Python number if it is on the CPU and no step is traced."""
     if type(choice) is Tensor and choice.device.type == "cpu" and not modes.traced():
         return choice.item()
     return choice
@@ -202,17 +202,17 @@ def _refused(placement: Placement) -> NoReturn:
 class BoundScalars:
     """Rules and their scalars in a step, each in the variant that acts, for the executors.
 
-    task: what kernels differ in: the goal, how many rules lead to what is measured, the variants
-    that act (of rules that have several or are behind a gate; None for one that differs from tensor
-    to tensor), where numbers are, and how they are put together. The last three only where steps
-    differ in them.
+    task: the part of a kernel's key: the goal, the number of rules before a measurement, the
+    variants that act (of rules that have several or are behind a gate; None for one that differs
+    from tensor to tensor), the locations of scalars, and their structure. The last three only if
+    they differ between steps.
 
     Args:
         placements: the rules.
         numbers: those of each.
-        goal: for what the rules run.
+        goal: the purpose of the run.
         chooses: whether some of them have variants or gates.
-        placed: whether kernels differ in where numbers are.
+        placed: whether kernels differ in the locations of scalars.
         varied: whether the structure of the scalars of a rule may differ between steps.
     """
 
@@ -239,11 +239,11 @@ class BoundScalars:
         if varied:
             self.task = (*self.task, *map(form_of, numbers))
         self.skip: Tensor | None = None
-        """Not 0 where the step is to be left out, known on the device alone; None: it is made."""
+        """Nonzero if the step is skipped, a value on the device; None: the step is made."""
 
     def on(self, device: torch.device) -> list[Any]:
-        """The numbers for a kernel that takes some with the launch and reads others on a device:
-        Python floats, and float64 tensors there."""
+        """The scalars for a kernel that takes some as launch arguments and reads others on a
+        device: Python floats, and float64 tensors there."""
         found: list[Any] = []
         for x in flat_numbers(self.numbers):
             known = not isinstance(x, Tensor) or x.device.type == "cpu"
@@ -253,7 +253,7 @@ class BoundScalars:
 
 
 def _source(x: Any) -> NumberSource:
-    """Where a number of a step comes from: the CPU's go with a launch."""
+    """The location of a scalar of a step: those on the CPU are launch arguments."""
     return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
 
 
@@ -261,9 +261,9 @@ class Caster:
     """Converts the scalars of a step to the arguments of a tensor's rule, once per dtype and
     device.
 
-    Python numbers stay as they are, and 0-dim tensors count as such (`StepNumber`). A traced step
-    and one inside of torch.func gets them in the compute dtype, stacked and unbound: torch.compile
-    then stores them once instead of inlining their computation into every loop.
+    Python numbers do not change, and 0-dim tensors are treated like them (`StepNumber`). A traced
+    step and one inside torch.func gets them in the compute dtype, stacked and unbound:
+    torch.compile then stores them once instead of inlining their computation into every loop.
     """
 
     def __init__(self, numbers: Sequence[Numbers]) -> None:

@@ -1,6 +1,6 @@
-"""Tensors that several processes share (DTensor): how they are gathered, and divided again.
+"""Sharded tensors (DTensor): gathering and sharding.
 
-Every function of one tensor leaves a plain one as it is.
+Every function of one tensor returns a plain one unchanged.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 
 
 def is_sharded(x: Any) -> bool:
-    """Whether several processes share it."""
+    """Whether it is a DTensor."""
     return type(x) is not Tensor and hasattr(x, "placements")
 
 
 def whole(x: Any) -> Any:
-    """All of a sharded tensor, as a plain one."""
+    """A sharded tensor as a plain one, gathered."""
     full = getattr(x, "full_tensor", None)
     return x if full is None else full()
 
 
 def part(x: Any) -> Any:
-    """The part of a sharded tensor that this process has, as a plain tensor."""
+    """The local shard of a sharded tensor, as a plain tensor."""
     local = getattr(x, "to_local", None)
     return x if local is None else local()
 
@@ -33,7 +33,8 @@ def part(x: Any) -> Any:
 def shard(x: Any) -> Any:
     """The local shard of a DTensor: its own memory, after pending communication.
 
-    `to_local` makes a new view of a parameter at each call. None and plain tensors as they are.
+    `to_local` creates a new view of a parameter at each call. None and plain tensors are returned
+    unchanged.
     """
     if x is None or not hasattr(x, "_local_tensor"):
         return x
@@ -43,9 +44,9 @@ def shard(x: Any) -> Any:
 
 
 def complete(x: Any) -> Any:
-    """A sum along a divided dimension, added up over the ranks that have a part of it.
+    """A sum along a sharded dimension, reduced over the ranks that share it.
 
-    DTensor puts that off until somebody reads the sum, and cannot save one that it has put off.
+    DTensor defers the reduction until the sum is read, and cannot save a deferred one.
     """
     placements = getattr(x, "placements", ())
     if not any(where.is_partial() for where in placements):
@@ -58,10 +59,10 @@ def complete(x: Any) -> Any:
 
 
 def amax(x: Any, dims: Sequence[int]) -> Any:
-    """The largest entries along dimensions, which are kept with size 1, of entries of 0 or more.
+    """The largest elements along dimensions, which are kept with size 1, of elements of 0 or more.
 
-    A process that has no entries of a DTensor has no largest one, for which torch raises, while the
-    others would wait for it. It adds a 0.
+    For a process without elements of a DTensor torch raises an error, while the others would wait
+    for it. Such a process adds a 0.
     """
     local = part(x)
     if not is_sharded(x) or all(local.shape[i] for i in dims):
@@ -83,7 +84,7 @@ def amax(x: Any, dims: Sequence[int]) -> Any:
 
 
 def by_rows(x: Any) -> Any:
-    """A DTensor divided along its first dimension alone, so that it can be flattened; else x.
+    """A DTensor sharded only along its first dimension, so that it can be flattened; otherwise x.
 
     torch 2.11 refuses to flatten others, and later ones gather them.
     """
@@ -98,13 +99,13 @@ def by_rows(x: Any) -> Any:
 
 
 def is_divided_by_rows(x: Any) -> bool:
-    """Whether each process has some of the first dimension of a DTensor, and all of the others."""
+    """Whether a DTensor is sharded only along its first dimension."""
     cut = [where for where in getattr(x, "placements", ()) if not where.is_replicate()]
     return [type(where).__name__ for where in cut] == ["Shard"] and cut[0].dim == 0
 
 
 def placed_like(x: Any, like: Any) -> Any:
-    """x, whole or a DTensor, divided between the ranks as `like` is.
+    """x, plain or a DTensor, with the placements of `like`.
 
     DTensor gathers a dimension of size 1 in operations that could broadcast along it.
     """
@@ -117,21 +118,22 @@ def placed_like(x: Any, like: Any) -> Any:
         return x.redistribute(placements=placements)
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh = like.device_mesh  # distribute_tensor could not be traced
+    mesh = like.device_mesh  # distribute_tensor cannot be traced
     everywhere = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=placements)
 
 
 def gradient_of(p: Any, g: Any) -> Any:
-    """A gradient, added up and divided as its parameter is; None, or a plain one, as it is.
+    """A gradient, reduced and with the placements of its parameter; None, or a plain one,
+    unchanged.
 
-    In tensor parallelism it comes as the parts of a sum, which every rule would add up again.
+    In tensor parallelism gradients are partial sums, which every rule would reduce again.
     """
     return placed_like(g, p) if is_sharded(g) else g
 
 
 def from_part(part: Any, like: Any, shape: torch.Size | None = None) -> Any:
-    """The DTensor, divided like another one, of which this process has that part.
+    """The DTensor with the placements of another one and this local shard.
 
     shape: of the whole, if it is not that of `like`.
     """
@@ -149,21 +151,21 @@ def from_part(part: Any, like: Any, shape: torch.Size | None = None) -> Any:
 
 
 def divided_dims(x: Any) -> list[tuple[int, int, int]]:
-    """Of a DTensor: which dimension is divided in how many parts, and which one this process has.
+    """The shards of a DTensor: dimension, number of shards, and the index of the local one.
 
-    For each division, in the order in which they are made.
+    For each placement, in the order in which they apply.
     """
     found: list[tuple[bool, tuple[int, int, int]]] = []
     mesh = x.device_mesh
     for i, where in enumerate(x.placements):
         if not (where.is_replicate() or where.is_partial()):
-            strided = type(where).__name__ == "_StridedShard"  # divides what others have divided
+            strided = type(where).__name__ == "_StridedShard"  # shards the shards of others
             found.append((strided, (where.dim, mesh.size(i), mesh.get_coordinate()[i])))
     return [own for _, own in sorted(found, key=lambda x: x[0])]
 
 
 def local_shape(shape: Sequence[int], like: Any) -> list[int]:
-    """The shape of this process's part of a tensor that is divided as a DTensor is."""
+    """The shape of the local shard of a tensor with the placements of a DTensor."""
     sizes = list(shape)
     for dim, parts, mine in divided_dims(like):
         each = math.ceil(sizes[dim] / parts)
@@ -172,7 +174,7 @@ def local_shape(shape: Sequence[int], like: Any) -> list[int]:
 
 
 def largest_part(x: Any) -> int:
-    """The number of entries of the largest part of a DTensor."""
+    """The number of elements of the largest shard of a DTensor."""
     sizes = list(x.shape)
     for dim, parts, _ in divided_dims(x):
         sizes[dim] = math.ceil(sizes[dim] / parts)
@@ -182,7 +184,7 @@ def largest_part(x: Any) -> int:
 def in_grid(own: Any, like: Any) -> Any:
     """Local tensors of one shape as a DTensor with the placements of another one.
 
-    A dimension of the grid stands for each of `like`, as long as that has parts.
+    A dimension of the grid corresponds to each of `like`, if that is sharded.
     """
     grid = [1] * like.dim()
     for dim, parts, _ in divided_dims(like):
@@ -192,9 +194,9 @@ def in_grid(own: Any, like: Any) -> Any:
 
 
 def completed_sums(columns: Sequence[Sequence[Any]]) -> list[list[Tensor]]:
-    """For each column of 0-dim DTensors, plain float64 tensors that have their sum.
+    """For each column of 0-dim DTensors, their sums as plain float64 tensors.
 
-    What is still to be added up over one mesh goes there in one vector.
+    Partial sums over one mesh are reduced in one vector.
     """
     from torch.distributed.tensor import DTensor
 
@@ -248,7 +250,7 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
     One all_reduce for each group; None is the default one.
 
     Raises:
-        RuntimeError: without torch.distributed's process groups, or outside of this one.
+        RuntimeError: without torch.distributed's process groups, or outside this one.
     """
     tensors = [x for x in numbers if isinstance(x, Tensor)]
     for group in groups:
@@ -287,7 +289,7 @@ def _check_group(group: Any) -> None:
 
 
 def _device_of(group: Any) -> str:
-    """The device of numbers to be sent: the same in all processes, also without any tensors."""
+    """The device for communication: the same in all processes, also without any tensors."""
     for pair in torch.distributed.get_backend_config(group).split(","):
         device, backend = pair.split(":")
         if device != "cpu" and backend != "gloo" and torch.get_device_module(device).is_available():
@@ -310,9 +312,9 @@ def mesh_of(tensors: Sequence[Any]) -> Any:
 
 
 def check_beside(name: str, x: Any, what: str, p: Any) -> None:
-    """Raise ValueError unless x, a gradient or slot, is as large as p and shared by its processes.
+    """Raise ValueError unless x, a gradient or slot, has the shape and processes of p.
 
-    name: of the parameter p. what: what x is, in words.
+    name: of the parameter p. what: the text for x.
     """
     why = misplaced(x, p, shapes=True)
     if why is not None:
@@ -328,7 +330,7 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
 def misplaced(x: Any, p: Any, *, shapes: bool = False) -> str | None:
     """Why a gradient or slot does not match p, as "is …, but …"; None if it does.
 
-    It must be shared by the same processes; shapes: and be as large.
+    It must have the same processes; shapes: and the same shape.
     """
     mine, own = getattr(x, "device_mesh", None), getattr(p, "device_mesh", None)
     if (mine is own or mine == own) and not (shapes and x.shape != p.shape):
@@ -343,10 +345,10 @@ def _described(x: Any) -> str:
 
 
 def flat_parts(tensors: Sequence[Any]) -> list[bool]:
-    """Whether each tensor is this process's part of parameters that FSDP1 has flattened.
+    """Whether each tensor is a local shard of parameters that FSDP1 has flattened.
 
-    FullyShardedDataParallel marks its parameters. It marks those that it does not divide, too
-    (NO_SHARD, or a single process): these have kept their shape, or all of their elements.
+    FullyShardedDataParallel marks its parameters, including those that it does not shard (NO_SHARD,
+    or a single process), which have their shape, or all of their elements.
     """
     marked = [getattr(x, "_fsdp_flattened", False) is True for x in tensors]
     if not any(marked) or torch.distributed.get_world_size() == 1:
@@ -358,6 +360,6 @@ def flat_parts(tensors: Sequence[Any]) -> list[bool]:
 
 
 def _is_all(x: Any) -> bool:
-    """Whether all elements of a FlatParameter are in this process."""
+    """Whether this process has all elements of a FlatParameter."""
     size = getattr(x, "_unpadded_unsharded_size", None)
     return size is not None and x.numel() >= size.numel()

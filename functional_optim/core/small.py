@@ -1,7 +1,7 @@
-"""Tensors of a few elements like those of a step, on which rules are recorded.
+"""Small tensors like those of a step, on which rules are recorded.
 
-Of each slot it must be known which sizes of the parameter its own are: rules make slots for small
-parameters, too, and these tell.
+The sizes of slots must be expressed by those of the parameter: the slots that rules create for
+small parameters show how.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from functional_optim.kernels.node import Unsuitable
 
 
 def sizes_of(p: Tensor) -> tuple[int, ...]:
-    """The sizes of the axes for a parameter, before they are merged: a number is seen as a vector
-    of one element, complex numbers as pairs."""
+    """The sizes of the axes for a parameter, before they are merged: a number becomes a vector of
+    one element, complex numbers become pairs."""
     shape = tuple(p.shape)
     return (*shape, 2) if p.is_complex() else shape or (1,)
 
 
 def check_shapes(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
-    """Raise Unsuitable unless slots have the sizes that a graph takes theirs to have."""
+    """Raise Unsuitable unless slots have the sizes that a graph assumes."""
     sizes, every = sizes_of(p), [x for own in slots for x in own if x is not None]
     for x, node in zip(every, graph.inputs[2:], strict=True):
         shape = (*x.shape, 2) if x.is_complex() else tuple(x.shape)
@@ -43,7 +43,7 @@ def check_packed(
 ) -> None:
     """Raise Unsuitable unless packed slots have the blocks of a parameter.
 
-    whole: whether it is one, and no part: each process has as many as the largest part needs.
+    whole: whether it is not a shard: each process has as many blocks as the largest shard needs.
     """
     for placement, own in zip(placements, slots, strict=True):
         if not (own and placement.rule.storage.codecs):
@@ -58,7 +58,7 @@ def check_packed(
 
 
 def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
-    """The two shapes with which tensors of so many dimensions are recorded."""
+    """The two shapes for recording tensors of a number of dimensions."""
     if dims >= len(record.SIZES):
         raise Unsuitable(f"a tensor of {dims} dimensions")
     return record.SIZES[dims]
@@ -72,10 +72,10 @@ def filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[Tensor]:
-    """Slots of a small tensor, as those of a parameter.
+    """Slots of a small tensor, like those of a parameter.
 
     Raises:
-        Unsuitable: if it is not known which sizes of the parameter theirs are.
+        Unsuitable: if their sizes do not follow from those of the parameter.
     """
     present = [x for x in slots if x is not None]
     made = _first_slots(placement, tiny, slots)
@@ -98,7 +98,7 @@ def _first_slots(placement: Placement, tiny: Tensor, slots: Slots) -> Slots:
         return ()
     try:
         return init_slots_as(rule.stored_by(home=None), tiny, slots)
-    except Exception:  # a rule that takes only some shapes
+    except Exception:  # from a rule that supports only some shapes
         return ()
 
 
@@ -114,7 +114,7 @@ def _real_shape(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...] | None:
 
 def _aligned(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...]:
     if x.shape == p.shape:
-        return tuple(tiny.shape)  # of a number, too, where that is seen as a vector
+        return tuple(tiny.shape)  # also of a number, if it becomes a vector
     if x.dim() and x.dim() != p.dim():
         raise Unsuitable(f"a slot of shape {tuple(x.shape)} for {tuple(p.shape)}")
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""Sparse gradients: rules that act on the rows that have one, and on no others."""
+"""Sparse gradients: rules that act only on the rows with a gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from functional_optim.kernels.node import Unsuitable
 
 
 def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:
-    """`run_stored` for a sparse COO gradient: only its rows move; the update is sparse, too.
+    """`run_stored` for a sparse COO gradient: only its rows change; the update is sparse, too.
 
     Raises:
         RuntimeError: for rules that need all rows.
@@ -47,15 +47,15 @@ def _sparse(at: Sequence[Tensor], values: Tensor, shape: Sequence[int]) -> Tenso
 
 
 _apart: dict[Any, str | None] = {}
-"""The rule that needs all rows, of rules that have been tried; None if none does."""
+"""The rule that needs all rows, of rules that have been tested; None if none does."""
 
 
 def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
-    """Where a sparse gradient has values, and the leaf of these rows.
+    """The rows of a sparse gradient, and the leaf of these rows.
 
-    A rule that sums over the rows, such as for a norm of the tensor, would take a few rows for all
-    of them. So would one that sorts them, or asks for their number: whether a rule does to rows
-    alone what it does to these among others is also tried, on a small tensor.
+    A rule that sums over rows, e.g. for a norm of the tensor, would be wrong for some of the rows.
+    So would one that sorts rows, or uses their number: a test on a small tensor checks whether the
+    rule treats rows independently.
 
     Raises:
         RuntimeError: for a rule that needs all rows, or whose slots have others.
@@ -82,7 +82,7 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
 
 
 def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
-    """Whether the last of some rules acts on rows alone as among others, after those before it."""
+    """Whether the last of some rules treats rows independently, after those before it."""
     rule = placements[-1].rule
     if any(_joins_rows(x, leaf.p, dims) for x in variants(placements[-1]) if x.rule.updates):
         return False
@@ -105,14 +105,14 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
             if not all(map(_close, *pairs)):
                 return False
         (u, new), (v, fresh) = [run_stored(placements, x) for x in both]
-    except Exception:  # of a rule that takes other tensors only, or makes slots with other rows
+    except Exception:  # from a rule for other tensors only, or with slots of other rows
         return False
     pairs = zip(present(new), present(fresh), strict=True)
     return _close(u[at], v) and all(_close(x[at], y) for x, y in pairs)
 
 
 def _used(slots: Slots) -> Slots:
-    """Slots that differ from row to row, as behind some steps: a sum over first ones may be 0."""
+    """Slots that differ between rows, as after some steps: a sum over initial ones may be 0."""
     return tuple(
         [
             x + filled(x.shape, x.dtype).to(x.device)
@@ -124,7 +124,7 @@ def _used(slots: Slots) -> Slots:
 
 
 def _joins_rows(placement: Placement, p: Tensor, dims: int) -> bool:
-    """Whether a rule makes one value of several rows, which the first `dims` dimensions count."""
+    """Whether a rule reduces over rows, which the first `dims` dimensions index."""
     try:
         graph = graph_of(placement, p)
     except Unsuitable:

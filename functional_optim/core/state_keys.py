@@ -12,9 +12,10 @@ from functional_optim.core.rule import Placement
 
 
 class Layout(NamedTuple):
-    """The keys under which each rule's slots, carried scalars and hyperparameters are kept.
+    """The keys of each rule's slots, carried scalars and hyperparameters in a state.
 
-    counts: for each rule its index among the rules of its name. keys: the slots' names, once.
+    counts: for each rule its index among the rules of its name. keys: the names of slots, without
+    duplicates.
     routed: whether a rule acts on some leaves only.
     """
 
@@ -42,15 +43,15 @@ _layouts: dict[Any, Layout] = {}
 
 
 def lay_out(placements: tuple[Placement, ...]) -> Layout:
-    """Choose the keys: the field's name, or `rule.field` where two rules share one.
+    """Choose the keys: the field's name, or `rule.field` if two rules share one.
 
-    Rules that never act on one leaf may share the names of slots, not of numbers. Worked out once
-    for each kind of chain: a recipe is rebuilt whenever a number changes.
+    Rules without a common leaf may share names of slots, not of scalars. Computed once for each
+    kind of chain: a recipe is rebuilt whenever a hyperparameter changes.
 
     Raises:
-        ValueError: if two rules share a slot name and no two different names tell them apart, if
-            one that does not read the new parameters follows one that does, a learning rate a rule
-            that works on the step, or another learning rate.
+        ValueError: if two rules share a slot name and have no different names, if one that does not
+            read the new parameters follows one that does, or a learning rate follows a rule that
+            changes the step, or another learning rate.
     """
     if torch.compiler.is_compiling():
         return _lay_out(placements)
@@ -63,7 +64,7 @@ def lay_out(placements: tuple[Placement, ...]) -> Layout:
 
 
 def _kind(placement: Placement, numbered: dict[int, int]) -> Any:
-    """What names depend on in a placement. numbered: the partitions and masks seen so far."""
+    """The part of a placement that names depend on. numbered: the partitions and masks so far."""
     where: Any = ()
     rule = placement.rule
     if placement.where:
@@ -111,7 +112,7 @@ def indices_by_name(placements: Sequence[Placement]) -> tuple[int, ...]:
 
 
 def _check_masters(placements: tuple[Placement, ...]) -> None:
-    """Raise if two rules keep the bits of one parameter."""
+    """Raise ValueError if two rules store bits of one parameter."""
     known = [x for x in placements if x.rule.storage.weight_codec is not None]
     for i, first in enumerate(known):
         if not all(exclusive(first.where, second.where) for second in known[i + 1 :]):
@@ -122,7 +123,7 @@ def _check_masters(placements: tuple[Placement, ...]) -> None:
 
 
 def _check_order(placements: tuple[Placement, ...]) -> None:
-    """Raise if a learning rate surely multiplies what a rule before it made of the step."""
+    """Raise ValueError if a learning rate multiplies a step that another rule has changed."""
     for i, first in enumerate(placements):
         for second in placements[i + 1 :] if first.rule.runs.after == "lr" else ():
             scales = any(name == "lr" for name, _ in second.rule.hyper)
@@ -134,10 +135,10 @@ def _check_order(placements: tuple[Placement, ...]) -> None:
 
 
 def check_rates(placements: Sequence[Placement]) -> None:
-    """Raise ValueError if two `scale_by_lr` surely act on one leaf.
+    """Raise ValueError if two `scale_by_lr` act on one leaf.
 
-    Each multiplies by −lr, so the step would go uphill. Those that have other names, from
-    `named_chain`, are let pass.
+    Each multiplies by −lr, so the step would ascend. Rules with other names, from `named_chain`,
+    are allowed.
     """
     rates = [placement for placement in placements if placement.name == "scale_by_lr"]
     for i, first in enumerate(rates):
@@ -161,10 +162,10 @@ def _keys(
 ) -> tuple[tuple[str, ...], ...]:
     """Each rule's keys for its fields.
 
-    others: fields of another kind that share the state. apart: whether rules that never act on one
-    leaf may share a key. None: they may not; a rule without a name gets its index, and labels
-    always precede a name, so that it does not depend on other parts of a partition. The part after
-    a dot tells how a slot is stored: packed or not, it has one name.
+    others: fields of another kind that share the state. apart: whether rules without a common leaf
+    may share a key. None: they may not; a rule without a name gets its index, and labels always
+    precede a name, so that it does not depend on other parts of a partition. The part after a dot
+    tells how a slot is stored: packed or not, it has one name.
     """
 
     def slot(field: str) -> str:

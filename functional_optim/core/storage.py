@@ -1,4 +1,4 @@
-"""How tensors are stored: the dtypes in which rules compute, slots, and codecs that pack slots."""
+"""The storage of tensors: the dtypes in which rules compute, slots, and codecs that pack slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from functional_optim.core.rule import Rule
 
 Slots = tuple[Any, ...]
-"""The stored tensors of one tensor's slots for one rule; None where it has none."""
+"""The stored tensors of one tensor's slots for one rule; None for missing ones."""
 
 
 def compute_dtype(p: Tensor) -> torch.dtype:
@@ -38,7 +38,7 @@ def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_update(u: Tensor, p: Tensor) -> Tensor:
-    """An update in compute dtype, complex again and sharded as the parameter is."""
+    """An update in compute dtype, complex and sharded like the parameter."""
     if p.is_complex():
         u = torch.view_as_complex(u.contiguous())
     return u if type(p) is Tensor else sharding.placed_like(u, p)
@@ -73,13 +73,13 @@ class SlotSpec(NamedTuple):
 
 
 class Codec(Protocol):
-    """How a slot is stored as other tensors than the rule sees, such as 8-bit codes and scales.
+    """A storage format of a slot, such as 8-bit codes and scales.
 
-    A rule's `init` and `update` know nothing of it. Codecs are part of a kernel: two that are equal
-    must do the same.
+    A rule's `init` and `update` do not depend on it. Codecs are part of a kernel: two that are
+    equal must behave identically.
 
-    fields: names of the stored tensors; a state keeps them as `exp_avg.codes`, `exp_avg.scale`, and
-        one without a name as `exp_avg`. Loading knows by these names how a slot was stored.
+    fields: names of the stored tensors; a state has them as `exp_avg.codes`, `exp_avg.scale`, and
+    one without a name as `exp_avg`. Loading determines the format of a slot from these names.
 
     Example::
 
@@ -108,10 +108,11 @@ class Codec(Protocol):
     def fields(self) -> tuple[str, ...]: ...
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
-        """The stored tensors of a slot, in the order of `fields`. By operations on tensors only.
+        """The stored tensors of a slot, in the order of `fields`. It may only use operations on
+        tensors.
 
-        x: float32 or float64, in the slot's shape. key: of the random numbers of this step, a whole
-        number below 2²⁴; None: it rounds to the nearest.
+        x: float32 or float64, in the slot's shape. key: of the random numbers of this step, an
+            integer below 2²⁴; None: round to nearest.
         """
         ...
 
@@ -121,21 +122,21 @@ class Codec(Protocol):
 
 
 class Home(Protocol):
-    """Memory in which slots are kept."""
+    """Memory for slots."""
 
     def keep(self, x: Tensor) -> Tensor:
-        """A new slot in that memory."""
+        """A new slot in this memory."""
         ...
 
 
 class WeightCodec(Protocol):
-    """How a parameter in bfloat16 and some slots of its shape hold a float32 together.
+    """The storage of a float32 in a parameter in bfloat16 and slots of its shape.
 
     `encode` returns, and `decode` takes, the parameter and then the slots.
     """
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
-        """A float32 as a parameter and slots. key: as in `Codec.encode`."""
+        """A float32 as a parameter and slots. key: see `Codec.encode`."""
         ...
 
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
@@ -144,17 +145,17 @@ class WeightCodec(Protocol):
 
 
 class Policy(Protocol):
-    """Whether a leaf is stored by codecs, by its path and itself."""
+    """Whether a leaf is stored by codecs, from its path and the leaf."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The masks that it asks."""
+        """Its masks."""
         ...
 
     def __call__(self, path: str, p: Tensor, /) -> bool: ...
 
     def left_out(self, path: str, p: Tensor, /) -> str:
-        """Why a leaf is not, in a few words; empty for one that is."""
+        """Why a leaf is not stored by codecs, for tables; empty if it is."""
         ...
 
 
@@ -167,11 +168,11 @@ class Storage(NamedTuple):
     Args:
         codecs: for slots that are stored as other tensors, by name, their `Codec`. Not for sparse
             gradients.
-        nonnegative: the names of slots whose entries are sizes, such as second moments. All others
-            are taken to be linear in the gradients, such as momentum: what changes the basis of
-            matrices (`in_basis`) rotates them along. `stored` gives them codes without a sign.
+        nonnegative: the names of slots without negative elements, such as second moments; `stored`
+            uses codes without a sign for them. All others must be linear in the gradients, such as
+            momentum: changes of the basis of matrices (`in_basis`) also rotate them.
         weights: the names of slots that are separate parameters, such as averages or copies.
-            `stored` keeps them in full.
+            `stored` does not pack them.
 
     The other fields are set by `leafwise` (slots: the NamedTuple that `init` returns) and by
     combinators: `stored` (packs, seed), `offload` (home), `as_matrix` (view), `master_weights`
@@ -205,14 +206,14 @@ class Storage(NamedTuple):
     packs: Policy | None = None
     """Which leaves are stored by codecs; None: all."""
     seed: int | None = None
-    """Of the random numbers by which codecs round; None: they round to the nearest."""
+    """Seed of the random numbers for stochastic rounding; None: codecs round to nearest."""
     home: Home | None = None
-    """Where new slots are kept; None: where their parameter is."""
+    """The memory for new slots; None: on the device of their parameter."""
     view: MatrixView | None = None
-    """How a rule that takes batches sees a parameter as matrices; None: as it is."""
+    """The matrices of a parameter for a batched rule; None: the parameter."""
     weight_codec: WeightCodec | None = None
-    """How parameters in bfloat16 and these slots hold weights of more bits, which all rules of the
-    leaf see; the rule's own `update` is not called."""
+    """The storage of weights with more bits in parameters in bfloat16 and these slots, for all
+    rules of the leaf; `update` of this rule is not called."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -221,7 +222,7 @@ class Storage(NamedTuple):
 
 
 def keys_of(field: str, codec: Codec | None, *, choice: bool) -> list[str]:
-    """The names of the tensors in which a slot is stored. choice: of some leaves as it is."""
+    """The names of the stored tensors of a slot. choice: some leaves store it unpacked."""
     if codec is None:
         return [field]
     names = [f"{field}.{x}" if x else field for x in codec.fields]
@@ -229,7 +230,7 @@ def keys_of(field: str, codec: Codec | None, *, choice: bool) -> list[str]:
 
 
 def stored_keys(storage: Storage) -> tuple[str, ...]:
-    """The names of the tensors in which slots are stored."""
+    """The names of the stored tensors of slots."""
     fields, codecs = storage.fields, storage.codecs
     if not codecs:
         return fields
@@ -238,7 +239,7 @@ def stored_keys(storage: Storage) -> tuple[str, ...]:
 
 
 class StoredSlot(NamedTuple):
-    """A slot as it is stored: whole, or packed by a codec."""
+    """A stored slot: plain, or packed by a codec."""
 
     codec: Codec | None
     whole: Any
@@ -264,7 +265,7 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
 
 
 def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
-    """A new tensor's slots for one rule, as the rule makes them."""
+    """A new tensor's slots for one rule, from the rule's `init`."""
     if rule.init is None:
         return ()
     view = rule.storage.view
@@ -275,7 +276,7 @@ def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
 
 
 def at_home(rule: Rule, slots: Slots) -> Slots:
-    """New slots in the memory in which their rule keeps them."""
+    """New slots in the memory of their rule."""
     home = rule.storage.home
     return slots if home is None else tuple([x if x is None else home.keep(x) for x in slots])
 
@@ -288,9 +289,9 @@ def beside(p: Tensor, slots: Slots) -> Slots:
 def encoded_slots(
     rule: Rule, slots: Iterable[Any], packed: Sequence[bool], p: Tensor, key: Any = None
 ) -> Slots:
-    """Slots packed by the codecs of their rule; those without one as they are.
+    """Slots packed by the codecs of their rule; those without one unchanged.
 
-    packed: of each slot whether this tensor's is. key: as in `Codec.encode`.
+    packed: for each slot whether this tensor's is packed. key: see `Codec.encode`.
     """
     stored: list[Any] = []
     storage = rule.storage
@@ -308,10 +309,11 @@ def encoded_slots(
 
 
 WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
-"""The dtypes of slots that rules see as they are."""
+"""The dtypes of slots that rules get unchanged."""
 
 SMALL = 1 << 15
-"""How many elements a tensor may have that is made for its shape alone; all recorded ones do."""
+"""The largest number of elements of a tensor that is created for its shape; it covers
+recordings."""
 
 
 def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
@@ -330,7 +332,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
                 for x in stored
             ]
         )
-    device = "cpu" if p.numel() <= SMALL else "meta"  # whose operations may import torch's compiler
+    device = "cpu" if p.numel() <= SMALL else "meta"  # meta may import torch's compiler
     known = made_slots(rule, torch.empty(p.shape, dtype=p.dtype, device=device))
     found: list[Any] = []
     for like, (codec, whole, packed) in zip(known, stored_slots(rule, stored), strict=True):
@@ -344,13 +346,13 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
 
 
 def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any = None) -> Slots:
-    """New slots as they are stored, the way back from `opened`.
+    """New stored slots, the inverse of `opened`.
 
-    stored: the old ones. key: as in `Codec.encode`.
+    stored: the old ones. key: see `Codec.encode`.
 
     Raises:
-        ValueError: if a slot got another shape, as it does where the state of a smaller parameter
-            is spread over a larger one.
+        ValueError: if the shape of a slot changed, e.g. by broadcasting the state of a smaller
+            parameter.
     """
     if rule.storage.codecs:
         packed = [own.codec is not None for own in stored_slots(rule, stored)]
@@ -375,7 +377,7 @@ def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
     return ValueError(
         f"the slot {name!r} of the state has shape {tuple(old.shape)}, but the step makes one of "
         f"shape {tuple(x.shape)}; pass the state that this transformation's own init returned for "
-        "these parameters, and if it is your own rule, let update return slots of init's shapes."
+        "these parameters, and in a custom rule, return slots of init's shapes from update."
     )
 
 
@@ -383,12 +385,12 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
     """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter.
 
     Raises:
-        TypeError: for one of integers or bools where the rule's own has other numbers.
+        TypeError: for one of integers or bools if the rule's has floating-point numbers.
     """
     if rule.init is None or rule.runs.batched or rule.storage.codecs:
         return False
     if isinstance(slot, Tensor) and slot.is_nested:
-        return True  # which is refused
+        return True  # which raises an error
     fits = isinstance(slot, Tensor) and slot.shape == p.shape
     if torch.compiler.is_compiling():
         return fits
@@ -397,7 +399,7 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
         if fits and usual and not whole and slot.dtype in WHOLE:
             raise TypeError(
                 f"the slot {rule.keys[k]!r} of parameter {path!r} has dtype {slot.dtype}, but "
-                f"{rule.name or 'the rule'} keeps floating-point numbers in it; pass the state "
+                f"{rule.name or 'the rule'} needs floating-point numbers; pass the state "
                 "that this transformation's own init returned for these parameters."
             )
         if fits or not usual:
@@ -414,12 +416,12 @@ shape of one parameter."""
 def _made_as(
     init: Any, view: Any, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[tuple[bool, bool], ...]:
-    """Of each slot that init makes: whether it has the parameter's shape, and no fractions."""
-    device = "cpu" if shape in TINY else "meta"  # whose operations may import torch's compiler
+    """For each slot of init: whether it has the parameter's shape, and whether it has integers."""
+    device = "cpu" if shape in TINY else "meta"  # meta may import torch's compiler
     empty = torch.zeros(shape, dtype=dtype, device=device)
     try:
         made = init(empty) if view is None else seen_init(view, init, empty)
-    except Exception:  # of an init that reads values, or takes other shapes only
+    except Exception:  # from an init that reads values, or supports other shapes only
         return ((False, True),) * 64
     return tuple(
         [(False, True) if x is None else (tuple(x.shape) == shape, x.dtype in WHOLE) for x in made]

@@ -1,4 +1,4 @@
-"""Totals of what rules measure: over tensors, over processes, over the parts of a step."""
+"""Totals of the measurements of rules: over tensors, over processes, over the parts of a step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from functional_optim.core.scalars import Key
 
 
 class Missing(BaseException):
-    """Raised by an update of trees, inside `Totals`, where it measures.
+    """Raised by an update of trees, inside `Totals`, when it measures.
 
-    key: the measurement. parts: what it has found here.
+    key: the measurement. parts: the local values.
     """
 
     def __init__(self, key: Key, parts: Sequence[Sequence[Tensor]]) -> None:
@@ -33,13 +33,13 @@ class Missing(BaseException):
 class Totals:
     """The totals for an update of trees that is one of several parts of a step.
 
-    An update that runs inside `with totals:` takes the totals of what it measures from `known`, in
-    the order in which it asks. At the first one that is not there it is left by `Missing`. An
-    update is pure, so it can be run again when that total has been summed over all parts.
+    An update that runs inside `with totals:` takes the totals of its measurements from `known`, in
+    order. At the first unknown one it raises `Missing`. An update is pure, so it can be run again
+    when that total has been summed over all parts.
 
     Args:
-        alone: whether no other part measures, so that what is found here is the total.
-        everyone: whether all numbers go on, whatever gradients there are in this part.
+        alone: whether no other part measures, so that the local value is the total.
+        everyone: whether all scalars advance, even without gradients in this part.
         agenda: the measurements that the caller of the update sums over processes.
     """
 
@@ -65,23 +65,23 @@ class Totals:
         _local.totals = self.outer
 
     def enter(self, placements: Iterable[Placement]) -> Counter[str]:
-        """The number of rules of each name before these; adds these."""
+        """The number of earlier rules of each name; adds these."""
         before = self.passed.copy()
         self.passed.update([placement.name for placement in placements])
         return before
 
     def next(self) -> Numbers | None:
-        """The total that is asked for now; None if it is not known."""
+        """The next total; None if it is unknown."""
         self.asked += 1
         return self.known[self.asked - 1] if self.asked <= len(self.known) else None
 
     def shut(self, gates: Iterable[Any]) -> bool:
-        """Whether a gate keeps a measurement out of the sum: one of these, or one further out."""
+        """Whether a gate excludes a measurement from the sum: one of these, or an outer one."""
         return not all(gate > 0 for gate in (*self.gates, *gates))
 
 
 def given_totals() -> Totals | None:
-    """The `Totals` inside of which an update runs, where it could be left."""
+    """The `Totals` in which an update runs."""
     if torch.compiler.is_compiling():
         return None
     totals = getattr(_local, "totals", None)
@@ -94,8 +94,8 @@ _local = threading.local()
 def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     """Sum what `reduce` measured on each tensor, element by element, in float64.
 
-    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
-    is summed first, and then completed at once.
+    Measurements of sharded tensors are themselves sharded (DTensors): their local shards are summed
+    first, and then reduced together.
     """
     columns = list(zip(*parts, strict=True))
     plain = [[x for x in c if not sharding.is_sharded(x)] for c in columns]
@@ -118,9 +118,9 @@ def _sum(column: Sequence[Tensor]) -> Tensor:
 
 
 def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
-    """A measurement, summed over the process groups of its rule. total: None if nothing was there.
+    """A measurement, summed over the process groups of its rule. total: None without leaves.
 
-    In a process that has none of the leaves, or no gradient for them, zeros take part.
+    A process without leaves, or without gradients for them, contributes zeros.
     """
     if total is None:
         total = nothing_measured(placement)
@@ -130,7 +130,7 @@ def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
 
 
 def nothing_measured(placement: Placement) -> Numbers:
-    """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
+    """The total of a rule's measurement without tensors: zeros."""
     rule, p = placement.rule, torch.zeros((1, 1), device="cpu")
     given = rule.numbers_before(1.0, rule.carry or ())
     lookback = None if placement.lookback is None else 0
@@ -142,9 +142,9 @@ ReductionOrder = Sequence[tuple[Key, Placement]]
 
 
 def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]]) -> ReductionOrder:
-    """The measurements that rules sum over processes, in an order that suits all chains of them.
+    """The measurements that rules sum over processes, in an order that is valid for all chains.
 
-    chains: rules, and of each its index among the rules of its name.
+    chains: rules, each with its index among the rules of its name.
     """
     known: dict[Key, Placement] = {}
     plans: list[list[Key]] = []
@@ -163,13 +163,13 @@ def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]])
 def next_measurement(plans: list[list[Key]], left: ReductionOrder) -> Key:
     """The next measurement that every part that needs it has reached.
 
-    plans: of each part those that are still before it. left: those that are summed over processes.
+    plans: the remaining measurements of each part. left: those that are summed over processes.
     """
     return _in_reach([*plans, [key for key, _ in left]] if left else plans)
 
 
 def _in_reach(plans: list[list[Key]]) -> Key:
-    """The first of one plan that nobody has still before it out of reach."""
+    """The first measurement of a plan that no other plan has later."""
     for key, *_ in plans:
         if all(key not in plan[1:] for plan in plans):
             return key

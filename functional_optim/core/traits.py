@@ -1,4 +1,4 @@
-"""What a rule is, as its graph says: whether it is element-wise, and whether it may be run."""
+"""Properties of a rule from its graph: whether it is element-wise, and whether it is supported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from functional_optim.kernels.node import Unsuitable
 
 
 class _Anything(dict[str, Any]):
-    """Extra arguments of any name, for a rule whose numbers do not matter."""
+    """Extra arguments of any name, for a rule whose scalars have no effect."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -46,12 +46,12 @@ class _Anything(dict[str, Any]):
 def _alone(
     placement: Placement, p: Tensor, numbers: Numbers | None = None
 ) -> tuple[Body, Tensor, Slots]:
-    """A single rule, whatever its numbers, with a small tensor like p and its slots.
+    """A single rule, for any scalars, with a small tensor like p and its slots.
 
-    numbers: such as it reads; None: those of a first step in which all measurements are 1.
+    numbers: example scalars; None: those of a first step in which all measurements are 1.
 
     Raises:
-        Unsuitable: if it does not take such a tensor, or such numbers.
+        Unsuitable: if it does not support this tensor, or these scalars.
     """
     rule = placement.rule.without_codecs().stored_by(home=None)
     lookback = None if placement.lookback is None else 0
@@ -77,24 +77,24 @@ def trial_of(step: StepScalars) -> list[Numbers]:
 
 
 def graph_of(placement: Placement, p: Tensor) -> Graph:
-    """What a single rule does to a parameter like p, whatever its numbers.
+    """The graph of a single rule for a parameter like p, for any scalars.
 
     Raises:
-        Unsuitable: if there is no graph for it.
-        RuleError: if it does what no step may.
+        Unsuitable: if it has no graph.
+        RuleError: if it does something that steps do not support.
     """
     body, tiny, slots = _alone(placement, p)
     return body.find(tiny, tiny, [slots]).graph
 
 
 def variants(placement: Placement) -> list[Placement]:
-    """A rule with each of its variants alone."""
+    """A rule with each of its variants separately."""
     count = len(placement.rule.updates)
     return [placement] if count < 2 else [placement.variant(k + 1) for k in range(count)]
 
 
 def is_elementwise(placement: Placement, p: Tensor) -> bool:
-    """Whether what a rule does to an element depends on that element alone. p: a parameter."""
+    """Whether a rule is element-wise. p: a parameter."""
     return why_not_elementwise(placement, p) is None
 
 
@@ -105,7 +105,7 @@ def why_not_elementwise(placement: Placement, p: Tensor) -> str | None:
     """The operation by which a rule is not element-wise; None if it is.
 
     Inside a transform of torch.func, and where torch.compile is tracing, rules are not recorded:
-    one that nobody has looked at before is taken for element-wise.
+    one that was not recorded before is assumed to be element-wise.
     """
     if placement.rule.runs.batched:
         return "a product of matrices"
@@ -133,9 +133,9 @@ def _why(placement: Placement, p: Tensor) -> str | None:
 
 
 def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:
-    """Raise ValueError where a rule would take a part of the model for all of it, or sum it twice.
+    """Raise ValueError if a rule would treat a shard as the whole model, or sum it twice.
 
-    flat: whether p is this process's part of what FSDP1 has flattened.
+    flat: whether p is a local shard of parameters that FSDP1 has flattened.
     """
     rule, name = placement.rule, placement.name or "a rule"
     if flat and not is_elementwise(placement, p):
@@ -161,14 +161,14 @@ _checked: set[Any] = set()
 
 
 def of_package(placements: Sequence[Placement]) -> bool:
-    """Whether all rules are this package's, which its tests look at."""
+    """Whether all rules are this package's, which its tests check."""
     return all(are_own(functions_of(x.rule)) for x in placements if x.rule.updates)
 
 
 def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
-    """The rules that were not looked at on a parameter like p, by their indices.
+    """The rules that were not checked on a parameter like p, by their indices.
 
-    Rules of this package were looked at by its tests.
+    The tests check rules of this package.
     """
     own = [
         k for k, x in enumerate(placements) if x.rule.updates and not are_own(functions_of(x.rule))
@@ -177,9 +177,9 @@ def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
 
 
 def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: Tensor) -> None:
-    """Raise ValueError for a rule that does what no step may, or something else than it says.
+    """Raise ValueError for a rule that is not supported, or contradicts its declarations.
 
-    numbers: such as the rules read.
+    numbers: example scalars.
     """
     for k in unchecked(placements, p):
         _check(placements[k], numbers[k], p)
@@ -201,7 +201,7 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
     if type(numbers) is Own:
         numbers = Own((), numbers.key, numbers.values)
     for one in variants(placement):
-        with suppress(Unsuitable):  # it runs eagerly, whatever it does
+        with suppress(Unsuitable):  # it runs eagerly
             body, tiny, slots = _alone(one, p, numbers)
             body.find(tiny, tiny, [slots])
             if rule.reduce is not None:
@@ -214,7 +214,7 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
 
 
 def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
-    """Raise ValueError unless a rule does to each of several tensors what it does to one."""
+    """Raise ValueError unless a rule treats the tensors of a batch independently."""
     seen = placement.rule.storage.view is not None
     if seen and p.dim() < 2:  # a vector becomes a column
         return
@@ -227,7 +227,7 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
     advice = "; leave batched out: tensors then come one by one, with p."
 
     def run(u: Tensor, slots: Sequence[Any]) -> Any:
-        """What update makes of a tensor, or of several; nothing if it does not take them."""
+        """The results of update for a tensor, or a batch; empty if it does not support them."""
         try:
             return _run_update(plain.rule, numbers[0], u, slots)
         except AttributeError as error:
@@ -257,7 +257,7 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
             f"and no single one: it takes them for one tensor{advice}"
         )
     if any(not isinstance(x, Tensor) or x.shape != tiny.shape for x in one):
-        return  # of which the step speaks
+        return  # the step raises the error
     pairs = zip(both, one, strict=True)
     if not all(torch.allclose(x, y, 1e-3, 1e-4, equal_nan=True) for x, y in pairs):
         found = [x.what for x in graph_of(plain, p).nodes if ops.kind(x.op) == "reduce"]

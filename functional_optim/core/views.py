@@ -1,4 +1,4 @@
-"""How a matrix rule sees a parameter: as one matrix, or as several."""
+"""Views of a parameter for matrix rules: as one matrix, or as several."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from torch import Tensor
 from functional_optim.core import sharding
 
 Run = tuple[int, int]
-"""The height of some matrices that stand below each other, and how many they are."""
+"""The height and the number of vertically stacked matrices."""
 
 
 Kernel = Literal["flatten", "batch", "tensor", "auto"]
-"""What the kernel of a convolution is for a matrix rule, see `as_matrix`."""
+"""The view of convolution kernels for a matrix rule, see `as_matrix`."""
 
 
 class Merged(NamedTuple):
-    """How neighbouring dimensions are merged. limit: the longest that they may become together; 1
-    leaves out those of length 1, but for matrices.
+    """Merging of adjacent dimensions. limit: the largest merged length; 1 removes dimensions of
+    length 1, except for matrices.
 
     until: the number of dimensions to keep; they are then merged from the last on, as Distributed
-    Shampoo does. None: as many as fit, from the first on, as SOAP's authors do.
+    Shampoo does. None: greedily, from the first on, as SOAP's authors do.
     """
 
     limit: int
     until: float | None = None
 
     def __call__(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The lengths that are left of a shape; with a single one it is a column."""
+        """The merged lengths of a shape; a single one becomes a column."""
         if len(shape) < 2 or (self.limit == 1 and len(shape) == 2):
             return tuple(shape)
         first = self.until is None
@@ -73,11 +73,11 @@ class Merged(NamedTuple):
 class MatrixView(NamedTuple):
     """A parameter as matrices (out, in), or as tensors; `as_matrix` documents the first fields.
 
-    kernel: "tensor" leaves every parameter as it is, or with merged dimensions. assumed: whether
-    this is what a rule takes a parameter for until `as_matrix` says otherwise. block: the longest
-    side of what the rule sees, which is divided into several if it is longer; a vector is then a
-    column. None: no limit, and vectors are left as they are. merged: how dimensions are merged.
-    most: how many dimensions the rule itself takes; None: any number.
+    kernel: "tensor" keeps every parameter, or merges its dimensions. assumed: whether this is the
+    default of a rule, which `as_matrix` replaces. block: the largest side of the rule's input;
+    longer sides are split into blocks, and a vector is then a column. None: no limit, and vectors
+    are unchanged. merged: the merging of dimensions.
+    most: the number of dimensions that the rule supports; None: any number.
     """
 
     kernel: Kernel = "flatten"
@@ -92,11 +92,11 @@ class MatrixView(NamedTuple):
 
     @property
     def divided(self) -> bool:
-        """Whether the outputs are those of several matrices."""
+        """Whether the outputs belong to several matrices."""
         return self.heads is not None or self.split is not None
 
     def keeps(self, shape: Sequence[int]) -> bool:
-        """Whether a parameter of this shape is seen as it is."""
+        """Whether the view of a parameter of this shape is the parameter."""
         if self.block is None and len(shape) < 2:
             return True
         if self.block is not None and (len(shape) < 2 or max(shape) > self.block):
@@ -108,8 +108,8 @@ class MatrixView(NamedTuple):
         return len(shape) == 2 and (self.merged is None or self.merged(shape) == tuple(shape))
 
     def is_plain_stack(self) -> bool:
-        """Whether a parameter of more than two dimensions is matrices that lie one after the other
-        in its memory."""
+        """Whether a parameter of more than two dimensions is a stack of matrices that are
+        contiguous in memory."""
         plain = not self.divided and not self.transposed
         return self.stack and plain and self.block is None and self.merged is None
 
@@ -118,14 +118,14 @@ class MatrixView(NamedTuple):
         return self.is_plain_stack() and p.dim() == 3 and sharding.is_divided_by_rows(p)
 
     def reshapes(self, shape: Sequence[int]) -> bool:
-        """Whether a parameter of this shape is seen in another one, or along each dimension."""
+        """Whether a parameter of this shape is viewed in another one, or along each dimension."""
         return len(shape) > 2 or not self.keeps(shape)
 
     def check(self, name: str, shape: Sequence[int], path: str = "") -> None:
-        """Raise ValueError for a parameter of which nobody has said what it is.
+        """Raise ValueError for an ambiguous parameter.
 
-        Matrices, and kernels of two and three places, are known by their dimensions. name: of the
-        rule. path: of the parameter.
+        Matrices, and kernels of 2-D and 3-D convolutions, are identified by their dimensions. name:
+        of the rule. path: of the parameter.
         """
         if not self.assumed or len(shape) in (0, 1, 2, 4, 5):
             return
@@ -141,12 +141,13 @@ class MatrixView(NamedTuple):
         )
 
     def _runs(self, shape: Sequence[int]) -> list[Run]:
-        """The matrices of a parameter from top to bottom, neighbours of one height together.
+        """The matrices of a parameter from top to bottom, with adjacent ones of one height
+        combined.
 
-        shape: with the outputs in front.
+        shape: with the outputs first.
 
         Raises:
-            ValueError: if it cannot be divided so.
+            ValueError: if it cannot be split this way.
         """
         if len(shape) < 2:
             return [(math.prod(shape), 1)]
@@ -169,14 +170,14 @@ class MatrixView(NamedTuple):
         return [(height, len([*some])) for height, some in groupby(heights)]
 
     def each(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape of one of a stack; that of a parameter that is none."""
+        """The shape of one matrix of a stack; otherwise that of the parameter."""
         return shape[-2:] if self.stack else shape
 
     def parts(self, x: Tensor, shape: Sequence[int]) -> list[Tensor]:
         """The matrices of each run, or the tensors: (k, out, in), or (k, …).
 
-        x: a tensor of this shape, or several, with one dimension more in front; k counts these,
-        too.
+        x: a tensor of this shape, or several, with an additional leading dimension, which k
+            includes.
         """
         first, shape = x.dim() - len(self.each(shape)), self._outputs_first(shape)
         if self._turns(shape):
@@ -197,7 +198,7 @@ class MatrixView(NamedTuple):
         return [block for part in found for block in _blocks(part, self.block)]
 
     def joined(self, parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
-        """The inverse of `parts`. like: what was taken apart."""
+        """The inverse of `parts`. like: the input of `parts`."""
         shape = self._outputs_first(shape)
         lead = like.shape[: like.dim() - len(shape)]
         if self.kernel == "tensor":
@@ -212,7 +213,7 @@ class MatrixView(NamedTuple):
         return self.transposed and len(shape) > 1
 
     def _outputs_first(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape of one of a stack with its outputs in front, where they stand second."""
+        """The shape of one matrix of a stack with its outputs first."""
         shape = self.each(shape)
         return (shape[1], shape[0], *shape[2:]) if self._turns(shape) else shape
 
@@ -222,7 +223,7 @@ class MatrixView(NamedTuple):
         return (math.prod(shape), 1) if self.block is not None and len(shape) < 2 else shape
 
     def _as_matrices(self, x: Tensor, dim: int) -> Tensor:
-        """A tensor, or several, with the rows and columns of the view as its last dimensions."""
+        """A tensor, or several, with the rows and columns of the view as the last dimensions."""
         first = x.dim() - dim
         if dim < 2:
             x = x.reshape(*x.shape[:first], -1, 1) if x.numel() else x[..., None]
@@ -249,20 +250,20 @@ class MatrixView(NamedTuple):
 
 
 MATRICES = MatrixView(assumed=True, most=2)
-"""How most rules see parameters: kernels as matrices (out, in · height · width)."""
+"""The view of most rules: kernels as matrices (out, in · height · width)."""
 
 TENSORS = MatrixView("tensor", assumed=True, most=5)
-"""How rules do that treat each dimension of a kernel for itself."""
+"""The view of rules that treat each dimension of a kernel separately."""
 
 
 def _cuts(n: int, block: int) -> list[Run]:
-    """How a side of length n is divided into blocks: their length, and how many there are."""
+    """The blocks of a side of length n: their length and number."""
     whole, rest = divmod(n, block)
     return [(block, whole)] * (whole > 0) + [(rest, 1)] * (rest > 0 or n == 0)
 
 
 def _blocks(x: Tensor, block: int) -> list[Tensor]:
-    """Tensors (k, …) divided into blocks along each dimension, those of one shape together."""
+    """Tensors (k, …) split into blocks along each dimension, grouped by shape."""
     found = []
     for runs in _kinds(x.shape[1:], block):
         lengths, counts = zip(*runs, strict=True)
@@ -287,7 +288,7 @@ def _unblocked(blocks: Iterator[Tensor], size: Sequence[int], block: int) -> Ten
         n = len(runs)
         part = part.permute(0, *[i for dim in range(1, n + 1) for i in (dim, dim + n)])
         made[lengths] = part.reshape(k, *[length * count for length, count in runs])
-    for dim in range(len(sides), 0, -1):  # neighbours along the last dimension are joined first
+    for dim in range(len(sides), 0, -1):  # blocks along the last dimension are joined first
         each = [length for length, _ in _cuts(sides[dim - 1], block)]
         heads = dict.fromkeys([key[:-1] for key in made])
         made = {head: torch.cat([made[(*head, n)] for n in each], dim) for head in heads}
@@ -295,15 +296,15 @@ def _unblocked(blocks: Iterator[Tensor], size: Sequence[int], block: int) -> Ten
 
 
 def _kinds(sides: Sequence[int], block: int) -> list[tuple[Run, ...]]:
-    """The kinds of blocks of a tensor: for each dimension their length, and how many there are."""
+    """The kinds of blocks of a tensor: for each dimension their length and number."""
     return [*product(*[_cuts(n, block) for n in sides])]
 
 
 def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any:
     """The slots of a parameter: those of its matrices in one tensor, for each slot of the rule.
 
-    The first dimension counts the matrices. Where they are of several heights, the tensors of all
-    of them lie one after the other in a vector.
+    The first dimension is that of the matrices. If they have several heights, their tensors are
+    concatenated in a vector.
     """
     if sharding.is_sharded(p) and view.reshapes(p.shape):
         own = seen_init(view, init, sharding.whole(p))
@@ -341,14 +342,14 @@ def seen_update(
     arguments: Sequence[Any],
     name: str = "of matrices",
 ) -> tuple[Tensor, Any]:
-    """A variant of a rule that takes batches, on the matrices of a parameter, or of several.
+    """A variant of a batched rule, on the matrices of a parameter, or of several.
 
-    The rule always sees a batch, also of one. p: one of these parameters. name: of the rule, for an
+    The rule always gets a batch, also of one. p: one of these parameters. name: of the rule, for an
     error.
 
     Raises:
-        ValueError: for an update of another shape, which could be taken for one of this shape when
-            the matrices are joined.
+        ValueError: for an update of another shape, which could have this shape after joining the
+            matrices.
     """
     if view.keeps(p.shape):
         if u.dim() > p.dim():
@@ -376,7 +377,7 @@ def seen_update(
 
 
 def _check_result(found: Tensor, x: Tensor, name: str) -> None:
-    """Raise ValueError for an update of another shape than the matrices that it is for."""
+    """Raise ValueError for an update of another shape than its matrices."""
     if found.shape != x.shape:
         raise ValueError(
             f"update of the rule {name!r} returned a tensor of shape {tuple(found.shape)} for "
@@ -392,7 +393,7 @@ def _one(slots: Any) -> Any:
 def slot_shapes(
     view: MatrixView, init: Callable[[Tensor], Any], shape: torch.Size, dtype: torch.dtype
 ) -> list[list[torch.Size | None]]:
-    """For each run of matrices the shapes of its slots, behind the number of the matrices."""
+    """For each run of matrices the shapes of its slots, after the number of matrices."""
     shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo: no cache
     return shapes_of(view, init, shape, dtype)
 
@@ -409,7 +410,8 @@ _known = lru_cache(_shapes)
 
 
 def _packed(column: list[Any], lead: Sequence[int] = ()) -> Tensor | None:
-    """The slots of all matrices as one tensor. lead: the number of parameters, if it is several."""
+    """The slots of all matrices as one tensor. lead: the number of parameters, if there are
+    several."""
     there = [x for x in column if x is not None]
     if not there:
         return None

@@ -490,4 +490,4 @@ def test_flags_that_cannot_be_used_remove_nothing(shelf, capsys, flags, said):
 def test_without_a_folder_it_says_so(shelf, capsys, monkeypatch):
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
     assert cache.main([]) == 1
-    assert "No kernels are kept" in capsys.readouterr().out
+    assert "No kernels are cached" in capsys.readouterr().out

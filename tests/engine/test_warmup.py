@@ -57,7 +57,7 @@ def test_where_nothing_can_be_kept_it_says_so_and_fails(monkeypatch, capsys):
     assert warmup.main(["sgd"]) == 1
     said = capsys.readouterr().out
     assert "sgd, float32: 1 compiled, but not kept\n" in said
-    assert "Nothing can be kept: FUNCTIONAL_OPTIM_CACHE is off" in said
+    assert "Nothing can be cached: FUNCTIONAL_OPTIM_CACHE is off" in said
 
 
 def test_what_cannot_be_compiled_has_no_kernels(capsys, monkeypatch):

@@ -203,7 +203,7 @@ class Mine(torchs.LambdaLR):
 REFUSED = {
     "the transform reduce_on_plateau": torchs.ReduceLROnPlateau,
     "write the product as a function": lambda o: torchs.MultiplicativeLR(o, lambda k: 0.9),
-    "cannot convert a Mine; it knows LambdaLR, StepLR": lambda o: Mine(o, lambda k: 1.0),
+    "cannot convert a Mine; it converts LambdaLR, StepLR": lambda o: Mine(o, lambda k: 1.0),
     "ChainedScheduler with a CosineAnnealingLR inside": lambda o: torchs.ChainedScheduler(
         [torchs.ExponentialLR(o, 0.9), torchs.CosineAnnealingLR(o, 5)]
     ),

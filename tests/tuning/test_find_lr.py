@@ -313,7 +313,7 @@ def test_a_loader_shuffles_afterwards_as_it_would_have_before():
 def test_batch_norm_is_refused_and_the_advice_works():
     net = Net(nn.BatchNorm1d(6))
     before = copy.deepcopy(net.state_dict())
-    with pytest.raises(RuntimeError, match="changes a tensor in place that is not among params"):
+    with pytest.raises(RuntimeError, match="modifies a tensor that is not in params"):
         sweep(loss_fn=loss_of(net), params=dict(net.named_parameters()))
     assert_close(net.state_dict(), before, 0.0)
     other = torch.func.replace_all_batch_norm_modules_(copy.deepcopy(net))
@@ -339,7 +339,7 @@ def looking(params, x, y):
 
 
 def test_a_recipe_or_loss_that_branches_runs_in_turn():
-    with pytest.warns(RuntimeWarning, match="vmap refuses the loss or the recipe .RuntimeError"):
+    with pytest.warns(RuntimeWarning, match="vmap fails for the loss or the recipe .RuntimeError"):
         found = sweep(branching)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
     with pytest.warns(RuntimeWarning, match="the values run one after another"):
