@@ -39,8 +39,8 @@ class Contender:
     hyperparameters of the function. other: whether AdamW has a separate rate.
     annealed: whether its rate falls to 0. exact: whether it has a line search, which needs losses
     without noise. averages: whether its result is an average of the parameters. squares: whether it
-    needs the residuals of a sum of squares. batched: whether it runs many searches at once. only: its
-    tasks; empty: any.
+    needs the residuals of a sum of squares. batched: whether it runs many searches at once. only:
+    its tasks; empty: any.
     free: whether the size of its steps is the learning rate, independent of the size of gradients.
     """
 
