@@ -1,1 +1,1 @@
-"""Least squares: residuals, linear solvers, damping and losses, and the loop around them."""
+"""Least squares, minima and roots: residuals, linear solvers, damping, losses, and the loop."""

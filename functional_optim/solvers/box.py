@@ -1,8 +1,8 @@
-"""Minima of quadratic models between bounds, for many problems side by side.
+"""Minima of quadratic models within bounds, for batches of problems.
 
 Byrd, Lu, Nocedal, Zhu, "A limited memory algorithm for bound constrained optimization", SIAM J.
 Sci. Comput. 16 (1995), https://doi.org/10.1137/0916069: the generalized Cauchy point (section 4)
-and the minimum of the model among what is free there (section 5), projected as in Morales, Nocedal,
+and the minimum of the model over the free variables (section 5), projected as in Morales, Nocedal,
 "Remark on Algorithm 778", ACM TOMS 38 (2011), https://doi.org/10.1145/2049662.2049669.
 """
 
@@ -25,7 +25,7 @@ class Box(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """Are there any bounds?"""
+        """Whether there are bounds."""
         return self.lower is not None or self.upper is not None
 
     def closed(self, x: Tensor) -> Tensor:
@@ -35,12 +35,13 @@ class Box(NamedTuple):
         return (self.lower.isfinite() & self.upper.isfinite()).all(-1)
 
     def inside(self, x: Tensor) -> Tensor:
-        """The next point within."""
+        """The nearest point within the bounds."""
         x = x if self.lower is None else x.maximum(self.lower)
         return x if self.upper is None else x.minimum(self.upper)
 
     def reach(self, x: Tensor, d: Tensor) -> Tensor:
-        """How far each variable may go from x in direction d, in units of d: (B, n), float64."""
+        """The largest step of each variable from x in direction d, in units of d: (B, n),
+        float64."""
         far = torch.full_like(d, torch.inf)
         if self.lower is not None:
             far = torch.where(d < 0, (self.lower.to(d.dtype) - x) / d, far)
@@ -49,7 +50,7 @@ class Box(NamedTuple):
         return far.clamp(min=0)
 
     def towards(self, d: Tensor, otherwise: Tensor) -> Tensor:
-        """The bounds that a direction d leads to, where there are any."""
+        """The bounds in direction d, if any."""
         low = otherwise if self.lower is None else torch.where(d < 0, self.lower, otherwise)
         return low if self.upper is None else torch.where(d > 0, self.upper, low)
 
@@ -61,8 +62,8 @@ class Box(NamedTuple):
 
 
 class Cauchy(NamedTuple):
-    """z: the way from x to the generalized Cauchy point. slope: of the model there. stopped: what
-    has arrived at its bound. blocked: what was at it before. All are (B, n)."""
+    """z: the step from x to the generalized Cauchy point. slope: of the model there. stopped:
+    variables that reached a bound. blocked: variables that were at it before. All are (B, n)."""
 
     z: Tensor
     slope: Tensor
@@ -73,7 +74,7 @@ class Cauchy(NamedTuple):
 def cauchy(quadratic: Quadratic, x: Tensor, g: Tensor, box: Box) -> Cauchy:
     """The first minimum of the model along the projected gradient. x: float64.
 
-    From segment to segment there go on only those problems that have not found theirs.
+    Only problems without a minimum so far continue with the next segment.
     """
     ends = box.reach(x, -g)
     blocked = ends <= 0
@@ -105,7 +106,7 @@ def cauchy(quadratic: Quadratic, x: Tensor, g: Tensor, box: Box) -> Cauchy:
 
 
 def minimizer(quadratic: Quadratic | Inverted, x: Tensor, g: Tensor, box: Box) -> Tensor:
-    """A point within the bounds where the model is lower: (B, n), in the dtype of x.
+    """A point within the bounds with a lower value of the model: (B, n), in the dtype of x.
 
     x: (B, n). g: (B, n), float64.
     """
@@ -123,10 +124,11 @@ def minimizer(quadratic: Quadratic | Inverted, x: Tensor, g: Tensor, box: Box) -
 def arrived(
     box: Box, x: Tensor, g: Tensor, begin: Tensor, p: Tensor, stopped: Tensor, blocked: Tensor
 ) -> Tensor:
-    """Where a step p from a Cauchy point leads within the bounds: (B, n), in the dtype of x.
+    """The end of a step p from a Cauchy point within the bounds: (B, n), in the dtype of x.
 
-    x: where the gradient is g. begin: the Cauchy point, in float64. stopped: what has arrived at
-    its bound there. blocked: what was at it in x. If that does not descend, p is cut off.
+    x: the point with gradient g. begin: the Cauchy point, in float64. stopped: variables that
+    reached a bound there. blocked: those at a bound in x. If the step does not descend, p is
+    truncated.
     """
     wide = x.to(g.dtype)
     target = torch.where(stopped, box.towards(-g, x), (begin + p).to(x.dtype))

@@ -15,10 +15,10 @@ from functional_optim.solvers import loop
 from functional_optim.solvers.problems import Problem
 
 KEPT = 16
-"""Graphs that are kept: those used last."""
+"""Number of cached graphs, least recently used first."""
 QUICK = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
-"""Options of Inductor that spare a first compilation headers, trials and processes which pay off
-from the tenth kernel on: half of its time."""
+"""Options of Inductor that halve the time of a first compilation: they omit headers, autotuning and
+processes, which pay off from the tenth kernel on."""
 
 BLOCK = 512
 """Problems in a compiled evaluation: one graph serves any number of them."""
@@ -36,9 +36,9 @@ def compiled_step(rules: loop.Rules, problem: Problem) -> loop.Step:
 
 
 def in_blocks(key: Any, evaluate: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
-    """An evaluation of points (B, n) and what they have of their own as a graph for `BLOCK` of
-    them, called as often as it takes. key: what a graph is kept by. Inside of a transform of
-    torch.func, which knows no graphs, it runs eagerly."""
+    """An evaluation of points (B, n) and the data of their problems as a graph for blocks of
+    `BLOCK`. key: that of the cached graph. Inside a transform of torch.func, which does not support
+    graphs, it runs eagerly."""
     graph = _kept(key, evaluate)
 
     def whole(x: Tensor, own: Any) -> Any:
@@ -69,5 +69,5 @@ def _kept(key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         return torch.compile(function, fullgraph=True, dynamic=False, options=QUICK)
-    except RuntimeError:  # a torch without one of these options
+    except RuntimeError:  # a version of torch without one of these options
         return torch.compile(function, fullgraph=True, dynamic=False)

@@ -1,4 +1,4 @@
-"""What all solvers are given: checks of parameters, arguments and bounds, and their vector view."""
+"""The arguments of all solvers: checks of parameters, args and bounds, and their vector view."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from functional_optim.solvers.implicit import constants
 
 
 class SolverInput(NamedTuple):
-    """What a solver was called with, without derivatives.
+    """The arguments of a solver, without derivatives.
 
     flat, one: the vector views of all problems and of one. x: (B, n). fun: of one problem's
-    parameters and, in a batch, its own arguments. own: those of each problem. others: what was
-    passed besides x0 and args.
+    parameters and, in a batch, its own arguments. own: those of each problem. others: the arguments
+    besides x0 and args.
     """
 
     x0: Any
@@ -34,11 +34,11 @@ class SolverInput(NamedTuple):
 def solver_input(
     name: str, fun: Callable[..., Any], x0: Any, args: Any, *others: Any, batched: bool
 ) -> SolverInput:
-    """Take in what a solver was called with.
+    """Check and convert the arguments of a solver.
 
     Raises:
         TypeError: for complex parameters and, in a batch, for args that are not tensors.
-        ValueError: under torch.vmap, and for args of another number of problems than x0.
+        ValueError: under torch.vmap, and if args and x0 have different numbers of problems.
     """
     x0, args, *rest = constants((x0, args, *others))
     check_real(x0)
@@ -63,20 +63,21 @@ def check_real(x0: Any) -> None:
 
 
 def check_known(name: str, trees: Any) -> None:
-    """Raise ValueError, in a solver's name, under torch.vmap, where no value ends a loop."""
+    """Raise ValueError under torch.vmap, where loops cannot depend on values. name: of the
+    solver."""
     tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
     try:
         for x in tensors:
             bool(x.sum() == 0)
     except RuntimeError as error:
         raise ValueError(
-            f"{name} cannot run under torch.vmap, since its loop ends by values; pass "
+            f"{name} cannot run under torch.vmap, since its loop depends on values; pass "
             "batched=True, with a leading dimension of problems in x0 and args."
         ) from error
 
 
 def check_compile(*, compile: bool, batched: bool) -> None:
-    """Raise ValueError where one problem shall be compiled."""
+    """Raise ValueError for compile=True with a single problem."""
     if compile and not batched:
         raise ValueError(
             "compile=True compiles steps of many problems; pass batched=True, with a leading "
@@ -85,7 +86,7 @@ def check_compile(*, compile: bool, batched: bool) -> None:
 
 
 def check_batched(args: Any, flat: Ravel) -> None:
-    """Raise unless every leaf of args has a row for each problem."""
+    """Raise an error unless every leaf of args has a row for each problem."""
     count = flat.leaves[0].shape[0]
     for path, x in tree.items(args):
         if not isinstance(x, Tensor):
@@ -102,7 +103,7 @@ def check_batched(args: Any, flat: Ravel) -> None:
 
 
 def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Lower and upper bounds as (B, n), or None. Raises ValueError for those that cannot be met."""
+    """Lower and upper bounds as (B, n), or None. Raises ValueError for infeasible ones."""
     if bounds is None:
         return None, None
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
@@ -117,7 +118,7 @@ def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, 
         raise ValueError("a lower bound is above its upper bound, or NaN; exchange or fix them.")
     if bool(((x < lower) | (x > upper)).any()):
         raise ValueError(
-            "x0 is outside of the bounds; begin inside, e.g. at x0.clamp(lower, upper)."
+            "x0 is outside the bounds; start inside, e.g. from x0.clamp(lower, upper)."
         )
     return lower, upper
 
@@ -148,7 +149,7 @@ def of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Te
             columns.append(value.expand(p.shape).reshape(x.shape[0], -1))
         except RuntimeError:
             raise ValueError(
-                f"{name} of shape {tuple(value.shape)} do not fit a parameter of shape "
+                f"{name} of shape {tuple(value.shape)} do not match a parameter of shape "
                 f"{tuple(p.shape)}."
             ) from None
     return torch.cat(columns, -1)

@@ -1,4 +1,4 @@
-"""What makes linear steps safe: damping, trust regions, dogleg paths, geodesic acceleration.
+"""Globalization of linear steps: damping, trust regions, dogleg paths, geodesic acceleration.
 
 Nielsen, "Damping parameter in Marquardt's method", IMM-REP-1999-05 (1999), section 3.2. Moré, "The
 Levenberg-Marquardt algorithm: Implementation and theory" (1978), for the scales D. Powell's dogleg:
@@ -15,19 +15,19 @@ from torch import Tensor
 from functional_optim.solvers.linear import SMALL, System, norm
 
 ACCEPTED = 1e-4
-"""Ratio of actual to predicted decrease above which a step is taken: MINPACK's."""
+"""Ratio of actual to predicted decrease above which a step is accepted: MINPACK's."""
 BENT = 0.75
-"""Longest acceleration, in velocities, with which a step is taken: the paper's α."""
+"""Largest ratio of acceleration to velocity of an accepted step: the paper's α."""
 
 
 def ratio(actual: Tensor, predicted: Tensor) -> Tensor:
-    """Actual over predicted decrease; −1 where none is predicted, or a value is not finite."""
+    """Actual over predicted decrease; −1 if none is predicted, or a value is not finite."""
     good = (predicted > 0) & actual.isfinite()
     return torch.where(good, actual / torch.where(good, predicted, 1.0), -1.0)
 
 
 def nielsen(mu: Tensor, nu: Tensor, rho: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
-    """The next damping μ, and the factor ν by which the next refused step raises it."""
+    """The next damping μ, and the factor ν by which the next rejected step multiplies it."""
     cube = 2 * rho - 1
     lower = mu * (1 - cube * cube * cube).clamp(min=1 / 3)
     return torch.where(accepted, lower, mu * nu), torch.where(accepted, 2.0, nu * 2)
@@ -40,17 +40,17 @@ def radius(delta: Tensor, length: Tensor, rho: Tensor) -> Tensor:
 
 
 def scales(diagonal: Tensor, before: Tensor) -> Tensor:
-    """Norms of the columns of J from the diagonal of JᵀJ, never less than before."""
+    """Norms of the columns of J from the diagonal of JᵀJ, or the largest so far."""
     return diagonal.clamp(min=0).sqrt().maximum(before)
 
 
 def guarded(D: Tensor) -> Tensor:
-    """D, with 1 for a parameter that has had no influence so far."""
+    """D, with 1 for a parameter that had no influence so far."""
     return torch.where(D > 0, D, 1.0)
 
 
 def dogleg(system: System, newton: Tensor, D: Tensor, delta: Tensor) -> Tensor:
-    """Powell's path from 0 over the Cauchy point to the Gauss–Newton step, cut off at ‖D p‖ = Δ.
+    """Powell's path from 0 over the Cauchy point to the Gauss–Newton step, truncated at ‖D p‖ = Δ.
 
     newton: the Gauss–Newton step; not finite if there is none.
     """
@@ -74,6 +74,6 @@ def dogleg(system: System, newton: Tensor, D: Tensor, delta: Tensor) -> Tensor:
 
 
 def bent(velocity: Tensor, acceleration: Tensor, D: Tensor) -> Tensor:
-    """Whether the path bends too much for its second-order correction."""
+    """Whether the curvature is too large for the second-order correction."""
     v = norm(D * velocity)
     return norm(D * acceleration) > BENT * v / 2

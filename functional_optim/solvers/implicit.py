@@ -1,9 +1,9 @@
 """Derivatives of solutions, by the implicit function theorem.
 
-A solution x is a constant for autograd. Where the gradient F(x, a) of the cost vanishes, and H is
-its derivative by x, the step x − H⁻¹ F(x, a) of Newton's method has the derivative of the solution
-by a. A second step, with the same H, also has the second derivative. So every mode of
-differentiation works that works for F. Third derivatives are not finite.
+A solution x is a constant for autograd. If the gradient F(x, a) of the cost is 0, and H is its
+derivative with respect to x, the Newton step x − H⁻¹ F(x, a) has the derivative of the solution
+with respect to a. A second step, with the same H, also has the second derivative. So all modes of
+differentiation that F supports work. Third derivatives are not finite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functional_optim.solvers.losses import Loss
 from functional_optim.solvers.residuals import as_vector
 
 ORDERS = 2
-"""Derivatives of the solution that are right: steps of Newton's method."""
+"""Order of correct derivatives of the solution: steps of Newton's method."""
 
 
 def constants(trees: Any) -> Any:
@@ -32,7 +32,7 @@ def constants(trees: Any) -> Any:
 
 
 def is_recorded(trees: Any) -> bool:
-    """Whether a derivative is being taken with respect to a tensor."""
+    """Whether derivatives with respect to a tensor are computed."""
     tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
     if modes.transformed():
         return bool(tensors)
@@ -42,7 +42,7 @@ def is_recorded(trees: Any) -> bool:
 
 
 class ProblemFunction:
-    """What one problem's function returns, from its vector of parameters, (n,), and its args."""
+    """A function of one problem's vector of parameters, (n,), and its args."""
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
         self.fun, self.one, self.batched = fun, one, batched
@@ -69,9 +69,9 @@ class Cost(ProblemFunction):
 def corrected(
     cost: ProblemFunction, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
 ) -> Tensor:
-    """The solutions x, (B, n), with their values, and with derivatives by args.
+    """The solutions x, (B, n), with their values, and with derivatives with respect to args.
 
-    fixed: parameters that are constant, (B, n). usable: which problems have converged, (B,).
+    fixed: constant parameters, (B, n). usable: the converged problems, (B,).
     """
     return _followed(cost, grad(cost), symmetric, x, args, ~fixed, usable)
 
@@ -93,10 +93,10 @@ def _followed(
     free: Tensor,
     usable: Tensor,
 ) -> Tensor:
-    """Newton steps that change no value: x − H⁻¹ F(x, a), with F = 0 at x.
+    """Newton steps that do not change values: x − H⁻¹ F(x, a), with F = 0 at x.
 
-    slope: F of one problem. inverse: of the derivatives H of F. A problem that is not usable stays
-    constant; in its place a neighbour is evaluated, since 0 times its derivative may be NaN.
+    slope: F of one problem. inverse: of the derivatives H of F. A problem that is not usable is
+    constant; another problem is evaluated instead, since 0 times its derivative may be NaN.
     """
     if not is_recorded(args) or not bool(usable.any()):
         return x
@@ -119,7 +119,7 @@ def _followed(
 
 
 def _bounded(x: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """0, with derivatives of 0 up to the last one that is right. The next one is not finite."""
+    """0, with derivatives of 0 up to the last correct order. The next one is not finite."""
     total = x.new_zeros((), dtype=torch.float64)
     for a in tree.leaves(args):
         if isinstance(a, Tensor) and a.is_floating_point():
@@ -128,7 +128,7 @@ def _bounded(x: Tensor, args: tuple[Any, ...]) -> Tensor:
 
 
 def symmetric(H: Tensor) -> Tensor:
-    """H⁻¹, (B, n, n); where H is singular, the pseudoinverse."""
+    """H⁻¹, (B, n, n); the pseudoinverse of singular H."""
     diagonal = H.diagonal(dim1=-2, dim2=-1).abs()
     s = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     scaled = H * s.unsqueeze(-1) * s.unsqueeze(-2)

@@ -29,7 +29,7 @@ from functional_optim.solvers.watching import IntermediateResult, IterateHistory
 Method = Literal["lm", "dogleg", "trf"]
 METHODS = ("lm", "dogleg", "trf")
 BLOCK = 2**17
-"""Elements of residuals and Jacobians in a compiled step, so that they fit into a cache."""
+"""Elements of residuals and Jacobians in a compiled step: they fit into a cache."""
 MESSAGES = {
     -3: "The callback stopped the search.",
     -2: "No progress: steps became too short to change x.",
@@ -43,7 +43,7 @@ MESSAGES = {
 
 
 class Result(NamedTuple):
-    """What `least_squares` found. With `batched=True` all have a leading dimension.
+    """The result of `least_squares`. With `batched=True` all fields have a leading dimension.
 
     Example::
 
@@ -64,20 +64,20 @@ class Result(NamedTuple):
     optimality: Tensor
     """Largest element of the projected gradient: 0-dim, float64."""
     active_mask: Any
-    """Of each element: −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
+    """For each element −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
     nfev: Any
     """Evaluations of the residuals: an int, or a tensor (B,)."""
     njev: Any
     """Evaluations of the Jacobian."""
     nit: Any
-    """Steps that were tried."""
+    """Number of tried steps."""
     status: Any
     """1 gtol, 2 ftol, 3 xtol, 4 ftol and xtol, 0 max_nfev, −1 not finite, −2 no progress, −3
     stopped by the callback."""
     success: Any
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
-    """The status in words: a string, or a list of them."""
+    """The description of the status: a string, or a list of them."""
     history: IterateHistory | None
     """All iterates, with `return_history=True`."""
 
@@ -105,48 +105,50 @@ def least_squares(
 ) -> Result:
     """Minimize ½ Σ r(x)², or a robust loss of r, as scipy.optimize.least_squares does.
 
-    Derivatives come from torch.func. With `batched=True` many problems are solved side by side:
-    each moves on its own, and none waits for the slowest.
+    Derivatives come from torch.func. With `batched=True` many problems are solved in a batch: each
+    has separate steps, and converged ones do not wait for the slowest.
 
     Args:
         fun: `fun(x, *args)` returns the residuals of ONE problem: a real tensor of any shape, or a
-            tree of such. Without args also what `per_sample` or `stack_residuals` return.
-        x0: where to begin: a tree of real tensors. Its dtype is kept; costs, norms and linear
-            problems are computed in float64.
-        args: a tuple of trees of tensors for fun, of which derivatives may be taken.
+            tree of such. Without args also a result of `per_sample` or `stack_residuals`.
+        x0: the starting point: a tree of real tensors. The solution has its dtype; costs, norms and
+            linear problems are computed in float64.
+        args: a tuple of trees of tensors for fun. The solution is differentiable with respect to
+            them.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
-            leaves may be None. They select the method "trf". fun is never evaluated outside.
+            leaves may be None. They select the method "trf". fun is never evaluated outside the
+        bounds.
         method: "lm", Levenberg–Marquardt with Nielsen's damping (the default); "dogleg", Powell's
-            trust region; "trf", the method for bounds. Named as scipy's, the last differs from it:
-            steps of Levenberg–Marquardt of the parameters that are free, cut off at the bounds
-            (Kanzow, Yamashita, Fukushima, 2004, https://doi.org/10.1016/j.cam.2004.02.013), so a
-            solution may be exactly at a bound.
-        ftol: stop after an accepted step if the cost decreased, and should have decreased, by less
-            than this share. Tolerances have a floor of 10 eps of x0's dtype. Defaults: scipy's.
-        xtol: stop if a step is shorter than this share of x, in units of the scales.
+            trust region; "trf", the method for bounds. Unlike scipy's "trf", it takes
+            Levenberg–Marquardt steps of the free parameters, truncated at the bounds (Kanzow,
+            Yamashita, Fukushima, 2004, https://doi.org/10.1016/j.cam.2004.02.013), so a solution
+            may be exactly at a bound.
+        ftol: stop after an accepted step if the actual and the predicted relative decrease of the
+            cost are below this. Tolerances are at least 10 eps of x0's dtype. Defaults: scipy's.
+        xtol: stop if a step is shorter than this times the norm of x, in units of the scales.
         gtol: stop if no element of the projected gradient is larger, and r is as orthogonal to the
             columns of J.
         x_scale: sizes of the parameters: a number, a tensor or a tree like x0. "jac" (the default):
             1 over the largest norm so far of each column of J, as in MINPACK.
         loss: "linear", "soft_l1", "huber", "cauchy" or "arctan": scipy's.
-        f_scale: the size of a residual from which on a robust loss counts it less, > 0.
-        max_nfev: evaluations of each problem at most, ≥ 1. Default 100 n, scipy's.
+        f_scale: the size of a residual above which a robust loss reduces its weight, > 0.
+        max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 100 n, scipy's.
         linear_solver: "auto" (the default): "kernel" for fewer residuals than parameters, else
-            "cholesky". "qr" does not square the condition of J. "cg" and "lsmr" need no Jacobian in
-            memory if there is one problem. Bounds need "cholesky".
-        batched: every leaf of x0 and args has a leading dimension of independent problems. What all
-            share belongs into fun's closure. fun runs under torch.vmap. Bounds may be those of all
-            problems or have that dimension, too.
+            "cholesky". "qr" does not square the condition of J. "cg" and "lsmr" do not store the
+        Jacobian of a single problem. Bounds need "cholesky".
+        batched: every leaf of x0 and args has a leading dimension of independent problems. Put
+            shared values into fun's closure. fun runs under torch.vmap. Bounds may be shared or
+            have that dimension, too.
         compile: compile a step with torch.compile, for thousands of problems (`batched` only). The
-            compiled step is kept for the same fun. Inside of torch.func's transforms it runs
+            compiled step is cached for the same fun. Inside torch.func's transforms it runs
             eagerly.
-        implicit: let derivatives pass through x with respect to args, first and second ones, by
-            the implicit function theorem, in plain autograd and in torch.func. Parameters at a
-            bound, and problems that have not converged, are constant.
+        implicit: make x differentiable with respect to args, up to second derivatives, by the
+            implicit function theorem, in plain autograd and in torch.func. Parameters at a bound,
+            and problems that have not converged, are constant.
         callback: called as `callback(intermediate_result)` after each iteration, as by scipy; in a
             batch after each step of all. It stops the search by raising StopIteration or returning
             True, single problems of a batch by returning a bool tensor (B,). See `minimize`.
-        return_history: keep all iterates, in `history`. They take memory.
+        return_history: store all iterates in `history`, which needs memory.
 
     Returns:
         `Result`, with scipy's fields.
@@ -155,14 +157,14 @@ def least_squares(
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
             and, in a batch, for args that are not tensors.
         ValueError: for an unknown method, loss or linear solver; lower bounds above upper ones; an
-            x0 outside of the bounds; sizes that do not fit; under torch.vmap; and, for one problem,
+            x0 outside the bounds; sizes that do not match; under torch.vmap; and, for one problem,
             if residuals or their Jacobian are not finite at x0. In a batch such a problem has
             status −1.
 
-    Exceptions of fun pass through.
+    Exceptions of fun are not caught.
 
-    The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
-    fun do not: a product with a shared matrix is one product of all problems, and may round
+    The result of a problem does not depend on the other problems of a batch, bitwise, if the values
+    of fun do not: a product with a shared matrix is one product of all problems, and may round
     differently in batches of other sizes.
 
     Papers: Moré, "The Levenberg-Marquardt algorithm: Implementation and theory" (1978),
@@ -215,8 +217,8 @@ def least_squares(
     found = _run(rules, problem, x, data, watch, compile=compile)
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
         raise ValueError(
-            "residuals, or their Jacobian, are not finite at x0; begin elsewhere, or bound the "
-            "parameters to where the function is defined."
+            "residuals, or their Jacobian, are not finite at x0; start elsewhere, or bound the "
+            "parameters to the domain of the function."
         )
     solution = found.x
     if implicit and args:
@@ -300,7 +302,7 @@ def _check_choices(
     linear.check_kind(linear_solver)
     if bounds is not None and method == "dogleg":
         raise ValueError(
-            "method 'dogleg' takes no bounds; leave the method out, and 'trf' is used, or leave "
+            "method 'dogleg' does not support bounds; leave the method out to use 'trf', or leave "
             "out the bounds."
         )
     bounded = bounds is not None or method == "trf"
@@ -315,7 +317,7 @@ def _check_choices(
 def _shape_of_residuals(
     fun: Callable[..., Any], x0: Any, args: Any, *, batched: bool
 ) -> tuple[torch.Size, int]:
-    """The shape that the residuals of one problem are returned in, and their number."""
+    """The shape of the residuals of one problem, and their number."""
     if batched:
         x0, args = tree.map(lambda p: p[0], (x0, args))
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """Linear solvers of (JᵀJ + μ D²) p = −g, for one problem or many, in float64.
 
-J is kept as its transpose, `columns` of shape (..., n, m): n parameters, m residuals. What one
-problem gives does not depend on its neighbours: up to `UNROLLED` parameters all is element-wise,
-and above that each matrix is padded, so that all of them lie alike in memory. (Some of MKL's
-kernels add in another order at another alignment.)
+J is stored as its transpose, `columns` of shape (..., n, m): n parameters, m residuals. The result
+of a problem does not depend on the others: up to `UNROLLED` parameters all operations are
+element-wise, and above that each matrix is padded, so that all have the same alignment. (The order
+of summation in some of MKL's kernels depends on it.)
 
 Kernel form: Rasmussen, Williams, "Gaussian Processes for Machine Learning" (2006), (A.11). LSMR:
 Fong, Saunders, "LSMR: An iterative algorithm for sparse least-squares problems", SIAM J. Sci.
@@ -25,7 +25,7 @@ Kind = Literal["auto", "cholesky", "qr", "kernel", "cg", "lsmr"]
 KINDS = ("auto", "cholesky", "qr", "kernel", "cg", "lsmr")
 
 UNROLLED = 6
-"""Parameters up to which Gram matrices are decomposed number by number, over all problems."""
+"""Parameters up to which Gram matrices are decomposed element by element, over all problems."""
 PAD = 8
 """Matrices are padded to multiples of this: 64 bytes of float64."""
 SMALL = 1e-30
@@ -33,11 +33,11 @@ SMALL = 1e-30
 TOLERANCE = 1e-10
 """Relative residual at which CG and LSMR stop."""
 MOST = 500
-"""Iterations of CG and LSMR at most."""
+"""Maximum number of iterations of CG and LSMR."""
 
 
 class System(NamedTuple):
-    """What is known of the linear problem. A solver reads the parts that it needs.
+    """The linear problem. A solver reads the parts that it needs.
 
     r: residuals, (..., m). g: the gradient Jᵀr, (..., n). gram: JᵀJ, (..., n, n), or None.
     columns: Jᵀ, (..., n, m), or None. products: v ↦ J v and u ↦ Jᵀ u without a batch, or None.
@@ -72,7 +72,7 @@ class System(NamedTuple):
 
 
 def choose(kind: Kind, n: int, m: int) -> str:
-    """The solver that "auto" stands for: "kernel" for fewer residuals than parameters."""
+    """The solver of "auto": "kernel" for fewer residuals than parameters."""
     if kind == "auto":
         return "kernel" if m < n else "cholesky"
     return kind
@@ -90,7 +90,7 @@ def solve(kind: str, system: System, mu: Tensor, D: Tensor) -> tuple[Tensor, Ten
     """p with (JᵀJ + μ D²) p = −g, and whether it was found.
 
     Args:
-        kind: one of `KINDS`, but for "auto".
+        kind: one of `KINDS`, except "auto".
         system: the problem.
         mu: damping, (...,), ≥ 0.
         D: scales of the parameters, (..., n), > 0.
@@ -112,9 +112,9 @@ def norm(x: Tensor) -> Tensor:
 
 
 def padded(x: Tensor, *dims: int) -> Tensor:
-    """x with zeros behind, so that its last dimensions (all of `dims`) are multiples of PAD.
+    """x padded with zeros, so that its last dimensions (all of `dims`) are multiples of PAD.
 
-    A single problem is left as it is.
+    A single problem is not padded.
     """
     if x.dim() == len(dims):
         return x
@@ -125,7 +125,8 @@ def padded(x: Tensor, *dims: int) -> Tensor:
 
 
 def gradient(columns: Tensor, r: Tensor) -> Tensor:
-    """Jᵀ r: (..., n). In batches no product of torch, which takes another way for a single one."""
+    """Jᵀ r: (..., n). Without torch's products in batches, which differ from those of single
+    ones."""
     if columns.dim() == 2:
         return columns @ r
     if columns.shape[-2] <= UNROLLED:
@@ -156,7 +157,7 @@ def gram(columns: Tensor) -> Tensor:
 
 
 def cholesky(system: System, mu: Tensor, D: Tensor) -> Tensor:
-    """By JᵀJ, scaled to a unit diagonal; NaN where it is not positive definite."""
+    """By JᵀJ, scaled to a unit diagonal; NaN if it is not positive definite."""
     G = system.gram
     assert G is not None
     d = mu.unsqueeze(-1) * D * D
@@ -171,7 +172,7 @@ def cholesky(system: System, mu: Tensor, D: Tensor) -> Tensor:
 
 
 def spd_solve(A: Tensor, b: Tensor) -> Tensor:
-    """A⁻¹ b of positive definite matrices: (..., n); NaN where one is not."""
+    """A⁻¹ b of positive definite matrices: (..., n); NaN for others."""
     n = A.shape[-1]
     wide = padded(A, -1, -2)
     if wide.shape[-1] > n:
@@ -184,7 +185,7 @@ def spd_solve(A: Tensor, b: Tensor) -> Tensor:
 
 
 def _unrolled(G: Tensor, d: Tensor, s: Tensor, b: Tensor) -> Tensor:
-    """(S (G + diag d) S)⁻¹ b by operations on single numbers of all problems."""
+    """(S (G + diag d) S)⁻¹ b by operations on single elements of all problems."""
     n = b.shape[-1]
     S, damping, right = s.unbind(-1), d.unbind(-1), b.unbind(-1)
     L: list[list[Tensor]] = []
@@ -247,7 +248,7 @@ def kernel(system: System, mu: Tensor, D: Tensor) -> Tensor:
 
 
 def _can_stop() -> bool:
-    """May a value end a loop?"""
+    """Whether loops may depend on values."""
     return not modes.traced()
 
 

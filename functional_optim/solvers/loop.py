@@ -1,4 +1,4 @@
-"""Steps of all least-squares methods: many problems side by side, each where it stands."""
+"""Steps of all least-squares methods, for batches of problems."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.slots import RUNNING
 
 FIRST_DAMPING = 1e-3
-"""Of the first step, in units of D²: Nielsen's τ for a starting point that is not far off."""
+"""Of the first step, in units of D²: Nielsen's τ for a good starting point."""
 CLIPS = 3
-"""How often a step is computed again because it has run into bounds."""
+"""How often a step is recomputed after it has reached bounds."""
 
 
 class Rules(NamedTuple):
-    """How problems are solved. kind: the linear solver. scaled: are D the norms of columns?"""
+    """The settings of the solver. kind: the linear solver. scaled: whether D are norms of
+    columns."""
 
     method: str
     kind: str
@@ -53,12 +54,12 @@ class Data(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where B problems stand."""
+    """The state of B problems."""
 
     x: Tensor
     """(B, n), in the parameters' dtype."""
     r: Tensor
-    """Residuals at x, (B, m), as the function returned them."""
+    """Residuals at x, (B, m), from the function."""
     curvature: Tensor
     """JᵀJ (B, n, n) for "cholesky", Jᵀ (B, n, m) for other solvers; (B, 0) without a Jacobian."""
     g: Tensor
@@ -68,7 +69,7 @@ class Progress(NamedTuple):
     mu: Tensor
     """Damping, or the radius of the trust region: (B,), float64."""
     nu: Tensor
-    """Factor of the damping after the next refused step: (B,), float64."""
+    """Factor of the damping after the next rejected step: (B,), float64."""
     D: Tensor
     """Scales of the parameters, (B, n), float64; 0 for one without influence so far."""
     status: Tensor
@@ -82,7 +83,7 @@ class Progress(NamedTuple):
 
 
 class Linearized(NamedTuple):
-    """What is known at a point. diagonal: of JᵀJ, (B, n)."""
+    """Values at a point. diagonal: of JᵀJ, (B, n)."""
 
     cost: Tensor
     curvature: Tensor
@@ -91,7 +92,7 @@ class Linearized(NamedTuple):
 
 
 def measured(rules: Rules, problem: Problem, x: Tensor, r: Tensor, columns: Any) -> Linearized:
-    """Cost, gradient and curvature from residuals and Jᵀ; or from products, where columns is None.
+    """Cost, gradient and curvature from residuals and Jᵀ; or from products, if columns is None.
 
     All are those of the robust loss.
     """
@@ -141,7 +142,7 @@ def outward(x: Tensor, g: Tensor, data: Data) -> Tensor:
 def _flat(rules: Rules, cost: Tensor, x: Tensor, g: Tensor, D: Tensor, data: Data) -> Tensor:
     """Whether the projected gradient vanishes: it is small, and r orthogonal to the columns of J.
 
-    The second says it in no unit, which a tolerance for the first alone would have.
+    The second condition has no unit, unlike a tolerance for the first alone.
     """
     free = torch.where(outward(x, g, data), 0.0, g).abs()
     cosine = free / guarded(D)
@@ -151,8 +152,7 @@ def _flat(rules: Rules, cost: Tensor, x: Tensor, g: Tensor, D: Tensor, data: Dat
 
 
 def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress:
-    """Try a step of each problem that is running. Written without branches on values, but for what
-    `problem.lazy` saves."""
+    """Try a step of each running problem. Without branches on values, except for `problem.lazy`."""
     running = s.status == RUNNING
     D = guarded(s.D)
     system = _system(rules, problem, s)
@@ -162,7 +162,7 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     step = (trial - s.x).to(torch.float64)
     predicted = -(s.g * step).sum(-1) - 0.5 * system.along(step)
     actual, rho, accepted, r, at = _judged(rules, problem, s, data, trial, predicted)
-    accepted = accepted & found  # what has finished has a step of 0, which predicts nothing
+    accepted = accepted & found  # finished problems have a step of 0, without a prediction
     length, size = norm(D * step), norm(D * s.x.to(torch.float64))
 
     def taken(new: Tensor, old: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def _system(rules: Rules, problem: Problem, s: Progress) -> System:
 def _judged(
     rules: Rules, problem: Problem, s: Progress, data: Data, trial: Tensor, predicted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Linearized]:
-    """Actual decrease, its ratio to the predicted one, whether to accept, and what is there."""
+    """Actual decrease, its ratio to the predicted one, whether to accept, and the values there."""
     old = Linearized(s.cost, s.curvature, s.g, s.D * s.D)
     if problem.lazy:
         r = problem.residuals(trial, data.args)
@@ -225,7 +225,7 @@ def _judged(
 
 
 def _inside(x: Tensor, data: Data) -> Tensor:
-    """The next point within the bounds."""
+    """The nearest point within the bounds."""
     x = x if data.lower is None else x.maximum(data.lower)
     return x if data.upper is None else x.minimum(data.upper)
 
@@ -233,7 +233,7 @@ def _inside(x: Tensor, data: Data) -> Tensor:
 def _proposed(
     rules: Rules, system: System, s: Progress, D: Tensor, data: Data
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A step, whether it was found, and whether it is nearly that of Gauss and Newton."""
+    """A step, whether it was found, and whether it is nearly the Gauss–Newton step."""
     if rules.method == "dogleg":
         tiny = torch.full_like(s.mu, rules.floor)
         newton, found = linear.solve(rules.kind, system, tiny, D)
@@ -250,8 +250,8 @@ def _proposed(
 
 
 def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor, Tensor]:
-    """A damped step of the free parameters. What runs into a bound stops there, and the step of the
-    others is computed again."""
+    """A damped step of the free parameters. Parameters that reach a bound stop there, and the step
+    of the others is recomputed."""
     G, x = system.gram, s.x
     assert G is not None
     fixed = outward(x, s.g, data)

@@ -1,4 +1,4 @@
-"""Robust losses ρ(z) of squared residuals z = (r / f_scale)², as scipy.optimize has them.
+"""Robust losses ρ(z) of squared residuals z = (r / f_scale)², as in scipy.optimize.
 
 The cost is ½ Σ f_scale² ρ(z). Triggs, McLauchlan, Hartley, Fitzgibbon, "Bundle Adjustment - A
 Modern Synthesis" (1999), section 4.3, for the scaled residuals and Jacobian.
@@ -36,7 +36,7 @@ def soft_l1(z: Tensor) -> Rho:
 def huber(z: Tensor) -> Rho:
     """ρ(z) = z if z ≤ 1, else 2 √z − 1."""
     far = z > 1
-    t = torch.where(far, z, 1.0)  # no root of zero, which has no derivative
+    t = torch.where(far, z, 1.0)  # the root of zero has no derivative
     root = t.sqrt()
     return Rho(
         torch.where(far, 2 * root - 1, z), 1 / root, torch.where(far, -0.5 / (t * root), 0.0)
@@ -65,7 +65,7 @@ LOSSES: dict[str, Callable[[Tensor], Rho]] = {
 
 
 class Loss(NamedTuple):
-    """A loss by its name, and f_scale, the size of a residual from which on it counts less."""
+    """A loss by its name, and f_scale, the size of a residual above which its weight decreases."""
 
     name: str = "linear"
     f_scale: float = 1.0
@@ -80,7 +80,7 @@ class Loss(NamedTuple):
 
     def scaled(self, r: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals and columns of the Jacobian, (..., m) and (..., n, m), in float64, of the
-        least-squares problem that has the loss's gradient and approximate Hessian here."""
+        least-squares problem with the loss's gradient and approximate Hessian at this point."""
         r, columns = r.to(torch.float64), columns.to(torch.float64)
         if self.name == "linear":
             return r, columns
@@ -88,7 +88,7 @@ class Loss(NamedTuple):
         return r * factor, columns * weight.unsqueeze(-2)
 
     def weights(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """What residuals and rows of the Jacobian are multiplied by, both like r."""
+        """The factors of residuals and of rows of the Jacobian, both like r."""
         z = r / self.f_scale
         z = z * z
         rho = LOSSES[self.name](z)
@@ -97,12 +97,12 @@ class Loss(NamedTuple):
 
 
 LEAST = 0.02
-"""The least curvature that a residual keeps, as a part of ρ'. With the tiny one that scipy keeps, a
-fit whose residuals are all far off has no curvature at all, and steps that lead nowhere."""
+"""The smallest curvature of a residual, relative to ρ'. With scipy's tiny one, a fit with only
+large residuals has no curvature, and its steps do not converge."""
 
 
 def check_loss(name: str, f_scale: float) -> Loss:
-    """The loss of that name; raises ValueError for an unknown one, or a scale that is no size."""
+    """The loss of that name; raises ValueError for an unknown one, or an invalid scale."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}; choose one of {', '.join(map(repr, LOSSES))}.")
     if not float(f_scale) > 0:

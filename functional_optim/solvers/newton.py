@@ -1,7 +1,7 @@
 """Newton's method for as many equations as unknowns, with a line search: many problems at once.
 
 Dennis, Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear Equations" (1983),
-Algorithm D6.5.3 on the length of steps. Where J is singular a step is Levenberg's.
+Algorithm D6.5.3 on the length of steps. If J is singular the step is Levenberg's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.slots import RUNNING
 
 DECREASE = 1e-4
-"""Share of the decrease that the slope promises, with which a step is taken: theirs."""
+"""Fraction of the predicted decrease of an accepted step: theirs."""
 SHORTEST = 1e-10
-"""A step is not shortened further."""
+"""The smallest relative length of a step."""
 SINGULAR = 1e-8
 """Levenberg's damping, in units of the largest square of a column's length."""
 
 
 class NewtonRules(NamedTuple):
-    """How problems are solved. floor: an error of x that its dtype has anyway, relative."""
+    """The settings of the solver. floor: the relative rounding error of x in its dtype."""
 
     xtol: float
     floor: float
@@ -40,18 +40,18 @@ class NewtonData(NamedTuple):
 
 
 class NewtonProgress(NamedTuple):
-    """Where B problems stand."""
+    """The state of B problems."""
 
     x: Tensor
     """(B, n), in the parameters' dtype."""
     F: Tensor
     """The values there, (B, n), float64."""
     p: Tensor
-    """The step to be tried, (B, n), float64."""
+    """The next trial step, (B, n), float64."""
     slope: Tensor
-    """Of ½ Σ F² along p, (B,)."""
+    """Slope of ½ Σ F² along p, (B,)."""
     t: Tensor
-    """The share of p to be tried, (B,)."""
+    """The fraction of p to try, (B,)."""
     status: Tensor
     """(B,), int64."""
     nfev: Tensor
@@ -59,14 +59,14 @@ class NewtonProgress(NamedTuple):
     njev: Tensor
     """Evaluations of its Jacobian, (B,), int64."""
     nit: Tensor
-    """Steps taken, (B,), int64."""
+    """Accepted steps, (B,), int64."""
 
 
 def solved(columns: Tensor, b: Tensor) -> Tensor:
-    """J⁻¹ b, (B, n), from Jᵀ; not finite where J is singular.
+    """J⁻¹ b, (B, n), from Jᵀ; not finite if J is singular.
 
-    Small systems are eliminated number by number, over all problems; larger matrices are padded, so
-    that those of a batch lie alike in memory.
+    Small systems are eliminated element by element, over all problems; larger matrices are padded,
+    so that those of a batch have the same alignment.
     """
     n = b.shape[-1]
     if n <= linear.UNROLLED:
@@ -111,7 +111,7 @@ def evaluated(problem: Problem, x: Tensor, data: NewtonData) -> tuple[Tensor, Te
 
 
 def step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """A step, and the slope of ½ Σ F² along it, of those problems for which they are wanted."""
+    """A step, and the slope of ½ Σ F² along it, of the selected problems."""
     p = solved(columns, -F)
     g = (columns * F.unsqueeze(-2)).sum(-1)
     slope = -(F * F).sum(-1)
@@ -146,7 +146,7 @@ def begun(problem: Problem, x: Tensor, data: NewtonData) -> tuple[NewtonProgress
 def advance(
     rules: NewtonRules, problem: Problem, s: NewtonProgress, data: NewtonData
 ) -> NewtonProgress:
-    """Try a step of each problem that is running."""
+    """Try a step of each running problem."""
     running = s.status == RUNNING
     trial = (s.x.to(s.p.dtype) + s.t.unsqueeze(-1) * s.p).to(s.x.dtype)
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
@@ -175,10 +175,10 @@ def advance(
 def judged(
     before: Tensor, after: Tensor, finite: Tensor, slope: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Whether the values after a step are small enough, and the share of it to be tried else.
+    """Whether the values after a step are small enough, and otherwise the next fraction of it.
 
-    before, after: values, (B, n). finite: can those after be used? slope: of ½ Σ F² along the whole
-    step. t: the share of it that was tried.
+    before, after: values, (B, n). finite: whether those after are finite. slope: of ½ Σ F² along
+    the whole step. t: the tried fraction of it.
     """
     old, new = 0.5 * (before * before).sum(-1), 0.5 * (after * after).sum(-1)
     new = torch.where(finite, new, torch.inf)
@@ -188,5 +188,5 @@ def judged(
 
 
 def short(length: Tensor, tolerance: float, x: Tensor) -> Tensor:
-    """Whether a step from x is so short."""
+    """Whether a step from x is shorter than a tolerance."""
     return length <= tolerance * (tolerance + norm(x.to(length.dtype)))

@@ -1,4 +1,4 @@
-"""Evaluation of functions to be minimized, with gradients, for one problem or many side by side."""
+"""Evaluation of functions to be minimized, with gradients, for one problem or a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functional_optim.core.ravel import Ravel
 
 
 def number(value: Any) -> Tensor:
-    """What a function returned as a 0-dim tensor. Raises TypeError or ValueError if it is none."""
+    """The result of a function as a 0-dim tensor. Raises TypeError or ValueError for others."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         what = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(
@@ -23,7 +23,7 @@ def number(value: Any) -> Tensor:
     if value.numel() != 1:
         raise ValueError(
             f"the function must return one number, but it returned shape {tuple(value.shape)}; "
-            "with batched=True it is written for one problem."
+            "with batched=True the function is that of one problem."
         )
     return value.reshape(())
 
@@ -31,9 +31,9 @@ def number(value: Any) -> Tensor:
 class Objective:
     """A function of points (B, n), each with its own arguments, and its gradient.
 
-    fun: of one problem's tree of parameters. one: the vector view of these. batched: are there many
-    problems, evaluated by torch.vmap? Else B is 1, there are no arguments, and fun is called as it
-    is. graph: `together` compiled, or None.
+    fun: of one problem's tree of parameters. one: the vector view of these. batched: whether there
+    are many problems, evaluated by torch.vmap; otherwise B is 1, there are no arguments, and fun is
+    called directly. graph: `together` compiled, or None.
     """
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:

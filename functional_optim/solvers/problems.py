@@ -1,4 +1,4 @@
-"""Evaluation of residuals and Jacobians for one problem, or for many side by side."""
+"""Evaluation of residuals and Jacobians for one problem or a batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Problem:
     """Residuals of points (B, n), each with its own arguments.
 
     fun: residuals of one problem. one: the vector view of its parameters. m: the number of
-    residuals. batched: are there many problems, evaluated by torch.vmap? Else B is 1, there are no
-    arguments, and fun is called as it is. matrix_free: use products with J instead of J. lazy:
-    evaluate J at points that are accepted only. graph: `together` compiled, or None.
+    residuals. batched: whether there are many problems, evaluated by torch.vmap; otherwise B is 1,
+    there are no arguments, and fun is called directly. matrix_free: use products with J instead of
+    J. lazy: evaluate J only at accepted points. graph: `together` compiled, or None.
     """
 
     def __init__(

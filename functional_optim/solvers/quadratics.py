@@ -3,9 +3,9 @@
 `Dense` and `DenseInverse` hold a matrix; `Limited` the last pairs of steps s and differences of
 gradients y, in the compact form of Byrd, Nocedal, Schnabel, "Representations of quasi-Newton
 matrices and their use in limited memory methods", Math. Program. 63 (1994),
-https://doi.org/10.1007/BF01582063, section 3. All are float64. What one problem gives does not
-depend on its neighbours: matrix products have sizes with which all matrices of a batch lie
-alike in memory.
+https://doi.org/10.1007/BF01582063, section 3. All are float64. The result of a problem does not
+depend on the others: matrix products have sizes for which all matrices of a batch have the same
+alignment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functional_optim.solvers.dense import DENSE, Dense, DenseInverse, Explicit
 from functional_optim.solvers.linear import PAD, norm, padded
 
 HISTORY = 8
-"""Pairs that `Limited` remembers: between 3 and 20, says the paper. A multiple of `PAD`."""
+"""Pairs that `Limited` stores: the paper recommends 3 to 20. A multiple of `PAD`."""
 
 
 class Compact(NamedTuple):
@@ -47,7 +47,7 @@ class Compact(NamedTuple):
         return column + unit * self.theta[rows].unsqueeze(-1)
 
     def solve(self, r: Tensor, free: Tensor | None) -> Tensor:
-        """p with B p = r among the variables that are free, (B, n) or all; 0 for others."""
+        """p with B p = r for the free variables, (B, n) or all; 0 for others."""
         theta, W = self.theta.unsqueeze(-1), self.W
         if free is not None:
             m = free.to(r.dtype)
@@ -58,16 +58,16 @@ class Compact(NamedTuple):
 
 
 Quadratic: TypeAlias = Explicit | Compact
-"""What can be minimized between bounds."""
+"""A model that can be minimized within bounds."""
 
 
 class Limited(NamedTuple):
     """Pairs in a ring of m slots, which are written in place.
 
-    S, Y: pairs, each divided by the length of s, which B does not feel: (B, m, n), with zeros
-    behind up to a multiple of 8. SS: products of each s with each other. L: of each s with each y
-    that is older; both (B, m, m). D: of each s with its own y, (B, m). An empty slot has 1 in SS
-    and D. theta: (B,). pairs: how many it has learned from, (B,), int64.
+    S, Y: pairs, each divided by the length of s, which does not affect B: (B, m, n), padded with
+    zeros to a multiple of 8. SS: products of each s with each other. L: of each s with each y that
+    is older; both (B, m, m). D: of each s with its y, (B, m). An empty slot has 1 in SS and D.
+    theta: (B,). pairs: how many it has learned from, (B,), int64.
     """
 
     S: Tensor
@@ -79,9 +79,9 @@ class Limited(NamedTuple):
     pairs: Tensor
 
     def quadratic(self, n: int) -> Quadratic:
-        """What it is now, of n variables: θ + Yᵀ D⁻¹ Y − Pᵀ P, where J P = θ S + L D⁻¹ Y.
+        """The current model of n variables: θ + Yᵀ D⁻¹ Y − Pᵀ P, where J P = θ S + L D⁻¹ Y.
 
-        J is the Cholesky factor of θ SSᵀ + L D⁻¹ Lᵀ. θ alone where that is singular.
+        J is the Cholesky factor of θ SSᵀ + L D⁻¹ Lᵀ. Only θ if that is singular.
         """
         theta = self.theta[:, None, None]
         half = self.D.rsqrt()
@@ -99,7 +99,8 @@ class Limited(NamedTuple):
         return Explicit(B[:, :n, :n])
 
     def learned(self, method: str, s: Tensor, y: Tensor, g: Tensor, useful: Tensor) -> Limited:
-        """The model after steps s from gradients g, with differences y of these, where useful."""
+        """The model after steps s from gradients g, with differences y of these, for useful
+        pairs."""
         size = norm(s).unsqueeze(-1)
         size = torch.where(size > 0, size, 1.0)
         s, y = padded(s / size, -1), padded(y / size, -1)
@@ -118,7 +119,7 @@ class Limited(NamedTuple):
         return self._replace(pairs=self.pairs + useful)
 
     def forgotten(self, which: Tensor) -> Limited:
-        """The model without what it has learned, where `which` says so."""
+        """The model, reset for the problems in `which`."""
         rows = which.nonzero()[:, 0]
         for x in (self.S, self.Y, self.L):
             x[rows] = 0.0
@@ -132,7 +133,7 @@ Model: TypeAlias = Dense | DenseInverse | Limited
 
 
 def fresh(method: str, like: Tensor, *, bounded: bool) -> Model:
-    """A model that has learned nothing: B is 1. like: (B, n), float64."""
+    """The initial model: B is 1. like: (B, n), float64."""
     count, n = like.shape
     pairs = torch.zeros_like(like[:, 0], dtype=torch.int64)
     eye = torch.eye(n if method in DENSE else HISTORY, dtype=like.dtype, device=like.device)

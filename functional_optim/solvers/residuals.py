@@ -1,4 +1,4 @@
-"""Residuals: functions from parameters to r, and what is known of their structure."""
+"""Residuals: functions from parameters to r, and their structure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ResidualFn: TypeAlias = Callable[[Any], Any]
 LIMIT = 2**24
 """Elements of a Jacobian that are computed at once: 128 MiB in float64."""
 FEW = 8
-"""Parameters up to which derivatives along each are taken one by one, without torch.vmap."""
+"""Parameters up to which derivatives along each are computed one by one, without torch.vmap."""
 
 
 class PerSample:
-    """What `per_sample` returns: residuals of which each belongs to one sample.
+    """The result of `per_sample`: residuals that each belong to one sample.
 
     fn: of the parameters and one sample. data: trees of tensors with a leading dimension of
     samples. count: the number of samples.
@@ -62,12 +62,12 @@ class PerSample:
         return vmap(one)(self.data).reshape(-1)
 
     def over(self, fill: Callable[[Any], Any]) -> PerSample:
-        """The same as a function of what `fill` makes the parameters of."""
+        """The same as a function of the inputs of `fill`, which returns the parameters."""
         return PerSample(lambda params, *sample: self.fn(fill(params), *sample), self.data)
 
 
 class Stacked:
-    """What `stack_residuals` returns. parts: functions of the parameters."""
+    """The result of `stack_residuals`. parts: functions of the parameters."""
 
     def __init__(self, parts: tuple[ResidualFn, ...]) -> None:
         for part in parts:
@@ -81,33 +81,33 @@ class Stacked:
         self.parts = parts
 
     def __call__(self, params: Any) -> Tensor:
-        """The residuals of all parts, one after the other: (m,)."""
+        """The concatenated residuals of all parts: (m,)."""
         return torch.cat([as_vector(part(params)) for part in self.parts])
 
     def over(self, fill: Callable[[Any], Any]) -> Stacked:
-        """The same as a function of what `fill` makes the parameters of."""
+        """The same as a function of the inputs of `fill`, which returns the parameters."""
         return Stacked(tuple([completed(part, fill) for part in self.parts]))
 
 
 def per_sample(fn: Callable[..., Any], *data: Any) -> PerSample:
     """Declare that every sample has separate residuals: residual i is `fn(params, *sample_i)`.
 
-    A Jacobian then costs a few gradients of the loss: each row is a gradient of one sample, and
-    all samples are differentiated side by side. Through an opaque function it takes a backward
-    pass per residual, or a forward pass per parameter.
+    A Jacobian then costs a few gradients of the loss: each row is a gradient of one sample, and all
+    samples are differentiated in a batch. For an opaque function a Jacobian takes a backward pass
+    per residual, or a forward pass per parameter.
 
     Args:
         fn: from the parameters and one sample to its residuals: a 0-dim tensor or a tensor of any
-            shape. It runs under torch.vmap, so it must not branch on values, and sees a sample
-            without the leading dimension.
+            shape. It runs under torch.vmap, so it must not branch on values, and gets a sample
+        without the leading dimension.
         data: tensors, or trees of tensors, with one leading dimension in common: the samples.
 
     Returns:
-        A function from parameters to all residuals, (samples × residuals of one,), which solvers
-        know how to differentiate.
+        A function from parameters to all residuals, (samples × residuals of one,), with a structure
+        that solvers use for Jacobians.
 
     Raises:
-        TypeError: if fn cannot be called, or data holds something else than tensors.
+        TypeError: if fn cannot be called, or data has leaves that are not tensors.
         ValueError: if the tensors have no samples, or a different number of them.
 
     Example::
@@ -122,18 +122,18 @@ def per_sample(fn: Callable[..., Any], *data: Any) -> PerSample:
 
 
 def stack_residuals(*parts: ResidualFn) -> Stacked:
-    """Join residuals: those of a differential equation inside of a domain, and at its boundary.
+    """Concatenate residuals: e.g. those of a differential equation in a domain and at its boundary.
 
     Args:
-        parts: functions from the same parameters to residuals, each plain or made by `per_sample`.
-            A weight is a factor in a function: √w times its residuals.
+        parts: functions from the same parameters to residuals, each plain or a result of
+            `per_sample`. To weight a part, multiply its residuals by √w.
 
     Returns:
         A function from parameters to all residuals, which are differentiated part by part.
 
     Raises:
         TypeError: for a part that cannot be called.
-        ValueError: without any part.
+        ValueError: without parts.
 
     Example::
 
@@ -150,8 +150,8 @@ def as_vector(value: Any) -> Tensor:
     """Residuals as a vector, (m,).
 
     Raises:
-        TypeError: for something else than real floating-point tensors.
-        ValueError: if there are none.
+        TypeError: for other values than real floating-point tensors.
+        ValueError: without residuals.
     """
     leaves = [value] if isinstance(value, Tensor) else tree.leaves(value)
     for x in leaves:
@@ -177,7 +177,7 @@ def on_vector(fn: ResidualFn, flat: Ravel) -> Callable[[Tensor], Tensor]:
 def forward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """f(x), and its derivative along each parameter: (..., n, m) for x of shape (..., n).
 
-    f may map a batch of points, each on its own. It is evaluated once, for all directions.
+    f may map a batch of points independently. It is evaluated once, for all directions.
     """
     n = x.shape[-1]
     eye = torch.eye(n, dtype=x.dtype, device=x.device)
@@ -208,8 +208,9 @@ def backward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Ten
 def twice_backward(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """The same as `forward_over` by plain autograd: Jᵀu is linear in u, and its derivative is J.
 
-    It takes less time than a forward pass. The first of those imports torch's compiler, and the
-    first call of autograd with `grad_outputs` sympy, which take seconds: so sums are derived here.
+    It takes less time than a forward pass. The first forward pass imports torch's compiler, and the
+    first call of autograd with `grad_outputs` imports sympy, which take seconds: so this function
+    differentiates sums.
     """
     x = x.detach().requires_grad_()
     n = x.shape[-1]
@@ -274,7 +275,7 @@ def _blocks_of_samples(fn: PerSample, flat: Ravel, x: Tensor) -> Iterator[tuple[
 
     k = _of_a_sample(fn, flat, x)
     if k == 1:
-        derive = grad(alone, has_aux=True)  # less work than the same by jacrev
+        derive = grad(alone, has_aux=True)  # faster than jacrev
     else:
         derive = (jacrev if k < x.shape[-1] else jacfwd)(one, has_aux=True)
     rows = vmap(derive, in_dims=(None, 0))

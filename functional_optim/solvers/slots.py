@@ -16,20 +16,20 @@ from functional_optim import tree
 from functional_optim.solvers.residuals import LIMIT
 
 RUNNING, EMPTY = 10, 11
-"""Values of `status` that no result has: of a problem at work, and of a slot without one."""
+"""Internal values of `status`: of a running problem, and of an empty slot."""
 
 STOPPED = -3
 """The `status` of a problem that a callback has stopped."""
 
 ROWS = 16
-"""Problems are evaluated in multiples of this: what torch computes at the end of a tensor, less
-than two vectors, it may compute with other instructions."""
+"""Problems are evaluated in multiples of this: for the last elements of a tensor, fewer than two
+vectors, torch may use other instructions."""
 
 S = TypeVar("S", bound=Any)
 
 
 def capacity(size: int) -> int:
-    """How many problems are evaluated together that keep so many numbers each."""
+    """The number of problems that are evaluated together, from the elements of each."""
     return max(ROWS, LIMIT // size // ROWS * ROWS)
 
 
@@ -49,14 +49,14 @@ def run(
     Args:
         start: from points and data of some problems to their states: a tree of tensors with a
             leading dimension of problems, with a field `status`, which is RUNNING until the end.
-        step: takes them a step further, and leaves those as they are that are not running.
+        step: makes a step of the running problems, and does not change others.
         x0: (B, n).
         data: the data of each problem, a tree of tensors (B, ...).
-        capacity: how many problems are evaluated together at most.
+        capacity: maximum number of problems that are evaluated together.
         fixed: always evaluate that many.
         alone: whether there is one problem, so that no slots are kept for others.
-        see: gets, after each step, the numbers of the problems in the first slots, (k,), and where
-            all slots stand; returns how they go on.
+        see: gets, after each step, the indices of the problems in the first slots, (k,), and the
+            states of all slots; returns the new states.
     """
     total = x0.shape[0]
     least = 1 if alone else ROWS
@@ -101,14 +101,14 @@ def run(
 
 
 def _filled(trees: Any, more: int) -> Any:
-    """Trees with copies of the first problem behind."""
+    """Trees padded with copies of the first problem."""
     if not more:
         return trees
     return tree.map(lambda x: torch.cat([x, x[:1].expand(more, *x.shape[1:])]), trees)
 
 
 def _with_empty(s: Any, data: Any, more: int) -> tuple[Any, Any]:
-    """The same with slots behind that have no problem."""
+    """The same, padded with empty slots."""
     s, data = _filled((s, data), more)
     if more:
         s = s._replace(status=torch.cat([s.status[:-more], s.status.new_full((more,), EMPTY)]))

@@ -1,4 +1,4 @@
-"""What the transformations that know residuals share: one step of one tree of parameters."""
+"""Common parts of the transformations with residuals: one step of one tree of parameters."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Scaling = Literal["jac"]
 
 
 class FromResiduals(WithoutGradients):
-    """A transformation whose update reads residuals and no gradients."""
+    """A transformation whose update uses residuals instead of gradients."""
 
 
 class Here(NamedTuple):
     """The linear problem at some parameters.
 
     flat: the vector view. x: the parameters, (n,), in its dtype. system: in float64. diagonal: of
-    JᵀJ, (n,), float64; ones where no Jacobian is computed. cost: half the sum of squares, 0-dim,
+    JᵀJ, (n,), float64; ones without a Jacobian. cost: half the sum of squares, 0-dim,
     float64. kind: the linear solver.
     """
 
@@ -40,11 +40,10 @@ class Here(NamedTuple):
 
 
 def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
-    """Evaluate residuals and what the linear solver needs of their Jacobian.
+    """Evaluate residuals and the parts of their Jacobian that the linear solver needs.
 
-    Raises:
-        TypeError, ValueError: in the name of the transformation, if parameters or residuals are
-            missing, or residuals are not finite.
+    Raises: TypeError, ValueError: with the name of the transformation, if parameters or residuals
+    are missing, or residuals are not finite.
     """
     base.check_needed(name, residual_fn=residual_fn)
     if params is None:
@@ -54,7 +53,7 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     if not callable(residual_fn):
         raise TypeError(
             f"residual_fn must be a function from parameters to residuals, but got a "
-            f"{type(residual_fn).__name__}; pass the function, not what it returns."
+            f"{type(residual_fn).__name__}; pass the function, not its result."
         )
     flat = vector_view(name, params)
     x = flat.vector(params)
@@ -65,7 +64,7 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     if not modes.traced() and not bool(cost.isfinite() & diagonal.isfinite().all()):
         raise ValueError(
             "residuals, or their Jacobian, are not finite at these parameters; nothing was "
-            "changed. Begin elsewhere, or restore earlier parameters."
+            "changed. Start from other parameters, or restore earlier ones."
         )
     return Here(flat, x, system, diagonal, cost, known)
 
@@ -109,19 +108,19 @@ def system_at(kind: str, fn: Any, flat: Ravel, x: Tensor) -> tuple[System, Tenso
 
 
 class Tried(NamedTuple):
-    """A step that was tried: where it led, in the leaves' dtypes, and whether it is taken."""
+    """A tried step: its end point, in the leaves' dtypes, and whether it is accepted."""
 
     step: Tensor
     ratio: Tensor
     accepted: Tensor
 
     def updates(self, at: Here) -> Any:
-        """The step as a tree; −0.0 where it was refused."""
+        """The step as a tree; −0.0 if it was rejected."""
         return at.flat.tree(torch.where(self.accepted, self.step, -0.0), stored=False)
 
 
 def tried(at: Here, fn: Any, p: Tensor, found: Tensor) -> Tried:
-    """Evaluate the residuals after a step p, (n,), and compare with what was predicted."""
+    """Evaluate the residuals after a step p, (n,), and compare with the prediction."""
     trial = at.flat.snap(at.x + p.to(at.x.dtype))
     step = trial - at.x
     r = residuals.on_vector(fn, at.flat)(trial).detach().to(torch.float64)
@@ -132,7 +131,7 @@ def tried(at: Here, fn: Any, p: Tensor, found: Tensor) -> Tried:
 
 
 def acceleration(at: Here, fn: Any, p: Tensor, mu: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the second-order correction of a step p, and whether it is too long to be used."""
+    """Half the second-order correction of a step p, and whether it is too long."""
     f = residuals.on_vector(fn, at.flat)
     v = p.to(at.x.dtype)
     second = jvp(lambda x: jvp(f, (x,), (v,))[1], (at.x,), (v,))[1]
@@ -143,10 +142,10 @@ def acceleration(at: Here, fn: Any, p: Tensor, mu: Tensor, D: Tensor) -> tuple[T
 
 
 def scaled(scaling: Scaling | None, at: Here, before: Tensor) -> tuple[Tensor, Tensor]:
-    """D for this step, and what the state keeps of it.
+    """D for this step, and for the state.
 
-    With fewer residuals than parameters no scale is below their root mean square: the damping alone
-    holds parameters of little influence, and should not let them go far.
+    With fewer residuals than parameters each scale is at least their root mean square: only the
+    damping limits steps of parameters with little influence.
     """
     if scaling is None:
         return torch.ones_like(at.diagonal), before
@@ -163,5 +162,5 @@ def check_scaling(scaling: Any) -> None:
 
 
 def number(flat: Ravel, value: float) -> Tensor:
-    """A number of a new state: 0-dim, float64; under vmap batched as the parameters are."""
+    """A scalar of a new state: 0-dim, float64; under vmap batched like the parameters."""
     return base.batched(torch.tensor(value, dtype=torch.float64, device=flat.device), flat.leaves)

@@ -1,11 +1,11 @@
 """A line search for the strong Wolfe conditions, one evaluation at a time, for many problems.
 
 Moré, Thuente, "Line search algorithms with guaranteed sufficient decrease", ACM TOMS 20 (1994),
-https://doi.org/10.1145/192115.192132, as MINPACK-2's dcsrch and dcstep have it, with L-BFGS-B's
-constants. Where differences of values are rounding errors only, slopes decide: the approximate
-Wolfe conditions of Hager, Zhang, "A new conjugate gradient method with guaranteed descent and an
-efficient line search", SIAM J. Optim. 16 (2005), https://doi.org/10.1137/030601880, (4.1).
-A value or slope that is not finite counts as a value that is too high.
+https://doi.org/10.1145/192115.192132, as in MINPACK-2's dcsrch and dcstep, with L-BFGS-B's
+constants. If differences of values are only rounding errors, slopes decide: the approximate Wolfe
+conditions of Hager, Zhang, "A new conjugate gradient method with guaranteed descent and an
+efficient line search", SIAM J. Optim. 16 (2005), https://doi.org/10.1137/030601880, (4.1). A value
+or slope that is not finite counts as a value that is too high.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ C1 = 1e-3
 C2 = 0.9
 """Curvature: L-BFGS-B's."""
 NARROW = 0.1
-"""Share of its upper end below which a bracket is too narrow: L-BFGS-B's."""
+"""Relative width below which a bracket is too narrow: L-BFGS-B's."""
 TRIALS = 20
-"""Evaluations of a search at most: L-BFGS-B's."""
+"""Maximum number of evaluations of a search: L-BFGS-B's."""
 
 
 class LineEnd(NamedTuple):
@@ -34,12 +34,12 @@ class LineEnd(NamedTuple):
 
 
 class WolfeSearch(NamedTuple):
-    """What B searches know between two evaluations. All are (B,)."""
+    """The state of B searches between two evaluations. All are (B,)."""
 
     t: Tensor
-    """The step length to be tried."""
+    """The next step length."""
     longest: Tensor
-    """The longest one allowed."""
+    """The largest step length."""
     origin: LineEnd
     low: LineEnd
     """The end of the interval with the lowest value."""
@@ -47,10 +47,10 @@ class WolfeSearch(NamedTuple):
     """The other end, once there is a bracket."""
     bracketed: Tensor
     second: Tensor
-    """Has a point with sufficient decrease and a rising slope been seen?"""
+    """Whether a point with sufficient decrease and a positive slope was found."""
     least: Tensor
     most: Tensor
-    """Between these the next trial is sought."""
+    """The interval for the next trial."""
     width: Tensor
     before: Tensor
     """Widths of the last two brackets."""
@@ -59,7 +59,8 @@ class WolfeSearch(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """over: has the search ended? good: at the point that was just tried? Else at the lowest."""
+    """over: whether the search has ended. good: whether at the last trial; otherwise at the
+    lowest."""
 
     over: Tensor
     good: Tensor
@@ -77,9 +78,9 @@ def begin(f: Tensor, slope: Tensor, t: Tensor, longest: Tensor) -> WolfeSearch:
 
 
 def across(s: WolfeSearch, f: Tensor, slope: Tensor, noise: Tensor) -> tuple[WolfeSearch, Verdict]:
-    """Take searches across the evaluation of f and slope at t.
+    """Update searches with the value f and slope at t.
 
-    noise: how much two values may differ by rounding, (B,).
+    noise: the rounding error of differences of values, (B,).
     """
     valid = f.isfinite() & slope.isfinite()
     f = torch.where(valid, f, torch.inf)
@@ -175,7 +176,7 @@ def _step(
 
 
 def _root(theta: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """√(θ² − p q) without overflow; 0 where it is not real."""
+    """√(θ² − p q) without overflow; 0 if it is not real."""
     scale = theta.abs().maximum(p.abs()).maximum(q.abs())
     scale = torch.where(scale > 0, scale, 1.0)
     u = theta / scale

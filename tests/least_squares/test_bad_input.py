@@ -32,7 +32,7 @@ RAISED = {
     "nan at x0": (ValueError, "not finite at x0", (lambda x: x * NAN, AT), {}),
     "inf at x0": (ValueError, "not finite at x0", (lambda x: x / 0, AT), {}),
     "jacobian": (ValueError, "not finite at x0", (lambda x: (x - AT).abs().sqrt(), AT), {}),
-    "outside": (ValueError, "outside of the bounds", (rosenbrock, AT), {"bounds": (0.0, None)}),
+    "outside": (ValueError, "outside the bounds", (rosenbrock, AT), {"bounds": (0.0, None)}),
     "crossed": (ValueError, "above its upper", (rosenbrock, AT), {"bounds": (2.0, 1.0)}),
     "nan bound": (ValueError, "or NaN", (rosenbrock, AT), {"bounds": (NAN, None)}),
     "one bound": (ValueError, "a pair", (rosenbrock, AT), {"bounds": (0.0,)}),

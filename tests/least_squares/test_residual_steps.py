@@ -224,7 +224,7 @@ def test_errors():
         state = tx.init(p)
         with pytest.raises(TypeError, match="needs the extra argument residual_fn"):
             tx.update(None, state, p)
-        with pytest.raises(TypeError, match="pass the function, not what it returns"):
+        with pytest.raises(TypeError, match="pass the function, not its result"):
             tx.update(None, state, p, residual_fn=plain(p))
         with pytest.raises(ValueError, match="not finite at these parameters"):
             tx.update(None, state, p, residual_fn=bad)

@@ -168,7 +168,7 @@ CASES = {
     "method": (ValueError, "unknown method 'newton'", {"method": "newton"}),
     "gtol": (ValueError, "gtol must be 0 or more", {"gtol": -1.0}),
     "maxiter": (ValueError, "maxiter must be 1 or more", {"maxiter": 0}),
-    "outside": (ValueError, "outside of the bounds", {"bounds": (1.0, None)}),
+    "outside": (ValueError, "outside the bounds", {"bounds": (1.0, None)}),
     "pairs": (ValueError, "by bounds=tuple", {"bounds": [(0.0, 2.0), (1.0, 3.0)]}),
     "crossed": (ValueError, "lower bound is above", {"bounds": (1.0, 0.0)}),
     "complex": (TypeError, "must be real", {"x0": torch.zeros(2, dtype=torch.complex128)}),
