@@ -1,1 +1,1 @@
-"""Stepping many tensors in place."""
+"""In-place steps of many tensors."""

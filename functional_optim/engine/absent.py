@@ -1,4 +1,4 @@
-"""Tensors without a gradient, for rules whose slots go on there, too."""
+"""Tensors without a gradient, for rules that also update their slots."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from functional_optim.engine.plan import StepContext
 
 
 class WithoutGradient:
-    """The tensors without a gradient on which a rule acts, and what it does to their slots.
+    """The tensors of a rule without a gradient, and the update of their slots.
 
-    entry: the index of an entry that has the rule's numbers. at: its index among the rules there.
+    entry: the index of an entry with the rule's scalars. at: its index among the rules there.
     """
 
     def __init__(self, entry: int, at: int, rows: list[tuple[Tensor, Slots]]) -> None:

@@ -29,7 +29,7 @@ from functional_optim.kernels.interrupts import held
 from functional_optim.kernels.private import set_grad_enabled
 
 Backend = Literal["kernels", "torch"]
-"""What compiles a step: this package's own kernels, or torch.compile."""
+"""The compiler of a step: this package's kernels, or torch.compile."""
 
 
 @factory
@@ -43,45 +43,45 @@ def compile(
 ) -> Callable[..., tuple[Any, Any]]:
     """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
 
-    One kernel is compiled for the recipe and serves every size of tensor, every model and every
-    value of the hyperparameters: compiling `adamw(lr=1e-3)` and then `adamw(lr=1e-4)` costs one
-    compilation. A transformation that is not made of one-tensor rules alone is compiled whole, with
-    torch.compile: once for each structure and shape of the trees, and again for all values of the
-    hyperparameters that are floats.
+    One kernel is compiled for the recipe and is used for tensors of all sizes, all models and all
+    values of the hyperparameters: compiling `adamw(lr=1e-3)` and then `adamw(lr=1e-4)` takes one
+    compilation. A transformation that does not consist of one-tensor rules is compiled as a whole,
+    with torch.compile: once for each structure and shape of the trees, for all values of float
+    hyperparameters.
 
     Args:
         tx: a transformation.
-        donate: write the results into the tensors of `params` and `state`, which are then the ones
-            returned (about five times faster than making new ones), whatever tx is. A tensor that
-            occurs several times, such as a parameter that the state of `keep_snapshots` holds, is
-            written once, parameters before state; the other occurrences get new tensors. Inside a
-            transform of torch.func only one-tensor rules write in place. A KeyboardInterrupt comes
-            before all of it is written, or after. False leaves both untouched.
-        strict: raise a RuntimeError where the step cannot be compiled, before anything is written.
-            False (the default) falls back to what works, at last to the plain rules, with a warning
-            that says why. Sparse gradients and tensors of odd layouts run eagerly either way.
-        capturable: read the step count and carried scalars where they are, on the device of the
-            state, at every step, so that a step that is captured as a CUDA graph goes on counting
-            when it is replayed. False (the default): the host knows them, which saves launches; it
-            reads them from the device only after somebody else has written them. Capturing is then
-            refused.
-        backend: "kernels" (the default) compiles one-tensor rules by this package's own kernels,
-            and through torch.compile on devices for which it writes none (XPU). "torch" compiles
-            `tx.update` and `apply_updates` as one graph of torch.compile on every device: once for
-            each structure and shape of the trees, and again for all values of the hyperparameters
-            that are floats. See the page on training loops for the times of both.
+        donate: write the results into the tensors of `params` and `state`, and return these (about
+            five times faster than new tensors), for any tx. A tensor that occurs several times,
+            such as a parameter that the state of `keep_snapshots` holds, is written once,
+            parameters before state; the other occurrences get new tensors. Inside a transform of
+        torch.func only one-tensor rules write in place. A KeyboardInterrupt is raised before or
+        after all writes. False does not modify params and state.
+        strict: raise a RuntimeError if the step cannot be compiled, before anything is written.
+            False (the default) falls back to slower executors, and finally to the plain rules, with
+            a warning that states the reason. Sparse gradients and tensors of unusual layouts run
+            eagerly in both cases.
+        capturable: read the step count and carried scalars on the device of the state at every
+            step, so that a step captured as a CUDA graph keeps counting when it is replayed. False
+            (the default): the host caches them, which saves launches; it reads them from the device
+            only after other code has written them. Capturing then raises an error.
+        backend: "kernels" (the default) compiles one-tensor rules with this package's kernels, and
+            with torch.compile on devices without such kernels (XPU). "torch" compiles `tx.update`
+            and `apply_updates` as one graph of torch.compile on every device: once for each
+            structure and shape of the trees, for all values of float hyperparameters. See the page
+            on training loops for the times of both.
 
     Returns:
-        The step, which can be copied and pickled if tx can. Gradients are never changed. A `None`
-        gradient leaves its parameter as it is. Traced by make_fx, or inside a transform of
+        The step, which can be copied and pickled if tx can. Gradients are never modified. A `None`
+        gradient leaves its parameter unchanged. Traced by make_fx, or inside a transform of
         torch.func, it runs as plain operations.
 
     Raises:
         TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
-        ValueError: for an unknown backend; from the step, if grads, state and params do not fit
-            together; with `donate`,
-            also if two parameters or slots that have gradients share memory, even in part.
-        RuntimeError: from the step, if `strict` and it cannot be compiled; where it is captured
+        ValueError: for an unknown backend; from the step, if grads, state and params do not match;
+            with `donate`, also if two parameters or slots that have gradients share memory, even in
+            part.
+        RuntimeError: from the step, if `strict` and it cannot be compiled; if it is captured
             without `capturable`, or before a step that compiled its kernels.
 
     Example::
@@ -126,7 +126,7 @@ class Options(NamedTuple):
 
 
 class Step(Made):
-    """What `compile` returns."""
+    """The result of `compile`."""
 
     stateful = True
 
@@ -139,12 +139,12 @@ class Step(Made):
         return self.tx, self.options
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
-        """Let the kernels be built that the step of these trees will need, if that is known."""
+        """Start building the kernels for a step of these trees, if they are known."""
 
     def by_operations(
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
-        """The step where a tracer or a transform of torch.func must see it."""
+        """The step for a tracer or a transform of torch.func."""
         if self.donate and not modes.traced():
             check_params_apart(params)
         updates, new_state = self.tx.update(grads, state, params, **extra)
@@ -153,11 +153,11 @@ class Step(Made):
         if not self.donate:
             return new_params, new_state
         if modes.transformed() and not isinstance(self.tx, Leafwise):
-            return new_params, new_state  # a tensor may stand for all of a batch
+            return new_params, new_state  # a tensor may be shared by a batch
 
         def write() -> tuple[Any, Any]:
             if isinstance(self.tx, Leafwise):  # whose state has separate memory
-                # but for hyperparameters under vmap, of which there is one for all of a batch
+                # except hyperparameters under vmap, which a batch shares
                 told: Any = {} if modes.transformed() else state.hyper
                 old = params, state._replace(hyper=told)
                 tree.map(Tensor.copy_, old, (new_params, new_state._replace(hyper=told)))
@@ -169,7 +169,7 @@ class Step(Made):
 
 
 class CommittedStep(Step):
-    """A step that is not run where it is refused."""
+    """A step that raises an error where it is not supported."""
 
     def __init__(self, tx: CommitIf, options: Options) -> None:
         super().__init__(tx, options)
@@ -187,7 +187,7 @@ class CommittedStep(Step):
 
 
 class LocalStep(Step):
-    """A local step, and what there is to note of it."""
+    """A local step, with its records."""
 
     def __init__(self, tx: Synced, options: Options) -> None:
         super().__init__(tx, options)
@@ -210,7 +210,7 @@ class LocalStep(Step):
 
 
 class SharpnessAwareStep(Step):
-    """A step uphill, the gradient there, and the step of the other transformation."""
+    """An ascent step, the gradient there, and the step of the other transformation."""
 
     def __init__(self, tx: SharpnessAware, options: Options) -> None:
         super().__init__(tx, options)
@@ -249,7 +249,7 @@ class CompiledUpdate(Step):
         return base.unrecorded(self.whole, grads, state, params, extra)
 
     def _check(self, grads: Any, state: Any, params: Any) -> None:
-        """Raise unless trees can be stepped in place."""
+        """Raise an error unless trees can be stepped in place."""
         if not isinstance(self.tx, Leafwise):
             check_params_apart(params)
             return
@@ -272,12 +272,12 @@ class FusedStep(Step):
         self.elsewhere: CompiledUpdate | None = None
 
     def begin(self, params: Any, state: State, extra: dict[str, Any]) -> None:
-        """With gradients without memory instead of real ones."""
+        """Build kernels with gradients without memory."""
         check_state(self.tx.placements, self.tx.layout, state)
         base.check_params(params)
         if without_kernels(params):
             return
-        with suppress(Exception):  # of tensors without such gradients, whose kernels can wait
+        with suppress(Exception):  # tensors that do not support such gradients compile later
             grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
             plan = self._planned(grads, state, params)
             wanted = base.unrecorded(plan.wanted, plan.given, extra)
@@ -339,19 +339,19 @@ class FusedStep(Step):
         if not self.capturable:
             raise RuntimeError(
                 "a compiled step is being captured, but the host counts its steps, so each replay "
-                "would make the same step again; pass capturable=True to compile."
+                "would repeat the same step; pass capturable=True to compile."
             )
         if not planned:
             raise RuntimeError(
                 "a compiled step is being captured, but it is the first one with these tensors, "
-                "which compiles kernels; make a few steps of the same tensors before, on a side "
-                "stream, as torch.cuda.make_graphed_callables does it."
+                "which compiles kernels; run a few steps with the same tensors before, on a side "
+                "stream, as torch.cuda.make_graphed_callables does."
             )
 
 
 def without_kernels(params: Any) -> bool:
-    """Whether all parameters are plain tensors of a device for which there are no kernels of ours,
-    so that torch.compile steps them."""
+    """Whether all parameters are plain tensors of a device without our kernels, so that
+    torch.compile steps them."""
     found = tree.leaves(params)
     known = ("cpu", *kernels.DRIVERS)
     return bool(found) and all(
@@ -367,7 +367,7 @@ def check_params_apart(params: Any) -> None:
 
 
 def check(tx: Leafwise, grads: Any, state: Any, params: Any) -> None:
-    """Raise TypeError or ValueError unless the trees of a step fit together."""
+    """Raise TypeError or ValueError unless the trees of a step match."""
     check_state(tx.placements, tx.layout, state)
     base.check_params(params)
     check_trees(tx.placements, tx.layout, params, grads, state)

@@ -11,7 +11,7 @@ from functional_optim.core.storage import Storage
 
 
 class Between(NamedTuple):
-    """The slot of `PUT` and `TAKE`. update: what a part hands on, like the parameter, but in the
+    """The slot of `PUT` and `TAKE`. update: the output of a part, like the parameter, but in the
     compute dtype."""
 
     update: Tensor
@@ -26,7 +26,7 @@ def _take(u: Tensor, slots: Between, p: Tensor, *numbers: Any) -> tuple[Tensor, 
 
 
 PUT = Placement(Rule((_put,), storage=Storage(slots=Between)))
-"""Leaves the update in a slot."""
+"""Stores the update in a slot."""
 
 TAKE = Placement(Rule((_take,), storage=Storage(slots=Between)))
 """Continues with the update in its slot, and ignores the scalars of the rule that it replaces."""

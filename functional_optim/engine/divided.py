@@ -1,7 +1,8 @@
-"""DTensors whose rows are divided between processes, under rules that reduce.
+"""DTensors sharded along rows, for rules with reductions.
 
-Each process steps its rows. A sum over all rows, such as a norm or the mean of a column, is taken
-over its own ones, and added up over the processes once for many tensors. So nothing is gathered.
+Each process steps its rows. A sum over all rows, such as a norm or the mean of a column, is
+computed over local rows, and reduced over the processes once for many tensors. So nothing is
+gathered.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from functional_optim.engine.shards import over_mesh
 from functional_optim.kernels.graph import Graph
 
 BUCKET = 1 << 23
-"""Elements of tensors whose passes are made together: their values are kept in between."""
+"""Elements of tensors whose passes run together, with stored intermediate values."""
 
 
 class DividedExecutor(Executor):
-    """DTensors of a CPU that one mesh dimension divides along their first dimension."""
+    """DTensors on a CPU that one mesh dimension shards along their first dimension."""
 
     through_memory = True
 
@@ -49,7 +50,7 @@ class DividedExecutor(Executor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Real tensors with plain slots, or such that are divided as they are."""
+        """Real tensors with plain slots, or slots with the same placements."""
         if how not in ("compiled", "strict") or not (sharding.is_sharded(p) and p.dim()):
             return None
         if any(x.rule.runs.batched or x.rule.storage.codecs for x in placements):
@@ -72,7 +73,7 @@ class DividedExecutor(Executor):
         return (spec, *kind_of(g, p, slots))
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
-        """The task on the rows of this process; None where a rule has no kernel for that."""
+        """The task on the rows of this process; None if a rule has no kernel for it."""
         if scalars.task not in self.tasks:
             self.tasks[scalars.task] = self._task(grads, scalars)
         return self.tasks[scalars.task]
@@ -91,7 +92,7 @@ class DividedExecutor(Executor):
                 graph, constants = body.find(*like)
                 _check(graph, p, slots)
                 source = kernels.source_of(graph)
-                if scalars.goal != "step" and not source.blocks:  # its sums are added up later
+                if scalars.goal != "step" and not source.blocks:  # its sums are reduced later
                     return None
                 if source.text not in found:
                     found[source.text] = Divided(Served(body, graph, like))
@@ -108,7 +109,7 @@ class DividedExecutor(Executor):
         return DividedTask(self, used, natives)
 
     def combine(self, how: kernels.Combination, x: Tensor) -> Tensor:
-        """What all processes have in a vector, together."""
+        """The reduced vector of all processes."""
         if how == "sum":
             torch.distributed.all_reduce(x, group=self.processes)
             return x
@@ -119,7 +120,7 @@ class DividedExecutor(Executor):
 
 
 class Divided:
-    """Tensors for which one graph holds, with the sizes that they have in this process."""
+    """Tensors with a common graph, with their sizes in this process."""
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -132,7 +133,7 @@ class Divided:
 
 
 class DividedTask:
-    """What runs a task for the tensors of an executor."""
+    """Runs a task for the tensors of an executor."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class DividedTask:
         self.launches: list[tuple[list[int], kernels.Launch]] = []
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What is measured on the rows of this process, as parts of a DTensor."""
+        """The measurements on the rows of this process, as partial sums of a DTensor."""
         spec = self.executor.spec
         return [[over_mesh(x, spec) for x in one()] for one in self._calls(grads, scalars)]
 
@@ -170,7 +171,7 @@ class DividedTask:
         ]
 
     def libraries(self) -> list[Any]:
-        """Those that are called."""
+        """The native libraries that it calls."""
         return [native for _, native in self.natives]
 
     def _rows(self) -> list[list[Tensor]]:
@@ -212,8 +213,8 @@ def _buckets(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _spec(x: Any) -> tuple[Any, int | None] | None:
-    """The group of processes that share a tensor, and 0 if they divide its first dimension; None
-    for what is divided otherwise."""
+    """The group of processes that share a tensor, and 0 if it is sharded along its first dimension;
+    None for other placements."""
     sharing = Sharing.of(x) if sharding.is_sharded(x) else None
     if sharing is None or sharing.dim not in (0, None):
         return None
@@ -221,13 +222,12 @@ def _spec(x: Any) -> tuple[Any, int | None] | None:
 
 
 def _whole(x: Tensor | None) -> Any:
-    """A tensor of this kind of the shape that all processes have together, of no values."""
+    """A tensor of this kind with the global shape, without values."""
     return None if x is None else torch.empty(x.shape, dtype=x.dtype)
 
 
 def _check(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
-    """Raise Unsuitable unless a graph does the same to rows as to a whole tensor, but for what is
-    put together."""
+    """Raise Unsuitable unless a graph treats rows like a whole tensor, except for reductions."""
     if graph.block or graph.reads_places or not graph.sizes or graph.parts[0][:1] != (0,):
         raise kernels.Unsuitable("rows of a tensor")
     for x, node in zip(present(slots), graph.inputs[2:], strict=True):

@@ -1,8 +1,8 @@
-"""The interface of what steps tensors in place, and what all executors share.
+"""The interface of executors, which step tensors in place, and their common parts.
 
-An executor serves tensors of one kind: they share rules and numbers, and whatever else its way of
-running needs. `TensorGroup` gives each tensor to the first class of its list that accepts it. A new
-device, or a new way of storing tensors, is a new file and an entry in that list.
+An executor steps tensors of one kind, which share rules, scalars, and other properties that it
+needs. `TensorGroup` assigns each tensor to the first class of its list that accepts it. To support
+a new device, or a new storage format, add a module and an entry in that list.
 """
 
 from __future__ import annotations
@@ -22,41 +22,40 @@ if TYPE_CHECKING:
     from functional_optim.engine.group import TensorGroup
 
 How = Literal["compiled", "strict", "eager", "apart"]
-"""Which executors a group may use: those with kernels; the same, with an error where one cannot be
-compiled; those without kernels; or only the one that takes every tensor as it is, so that it can be
-traced."""
+"""The executors that a group may use: those with kernels; the same, with an error if compilation
+fails; those without kernels; or only the one that takes all tensors, and can be traced."""
 
 Write = Callable[[], object]
-"""A write that is ready to be made: all that may fail or take long has been done. Those of a usual
-step are C functions, or partials of some (see `commit`)."""
+"""A prepared write: everything that may fail or take long has been done. Writes of a usual step are
+C functions, or partials of them (see `commit`)."""
 
 
 class Runner(Protocol):
-    """What runs a task for some tensors of a group, again and again."""
+    """Runs a task for some tensors of a group, repeatedly."""
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Sequence[Any]]:
-        """What the last of the rules measures, in parts still to be summed.
+        """The measurements of the last rule, as partial sums.
 
         grads: of all tensors of the group.
         """
         ...
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Write]:
-        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
+        """The step of every tensor and its slots, in place, as prepared writes."""
         ...
 
     def libraries(self) -> list[Any]:
-        """The native libraries that it calls; None for each kernel that is not in one."""
+        """The native libraries that it calls; None for each other kernel."""
         ...
 
 
 class Executor:
-    """Some tensors of a group, ready to be stepped in place again and again.
+    """Some tensors of a group, prepared for repeated in-place steps.
 
     Args:
         group: the group.
         members: the indices of its tensors among those of the group.
-        grads: gradients of all tensors of the group, like those of the steps to come: in type,
+        grads: gradients of all tensors of the group, like those of the following steps: in type,
             dtype, shape and strides.
     """
 
@@ -64,10 +63,10 @@ class Executor:
     """Whether parameters are written past autograd, so that their versions must be raised."""
 
     skips: ClassVar[bool] = False
-    """Whether a step can be left out by a number on the device."""
+    """Whether a scalar on the device can skip a step."""
 
     why = ""
-    """Why there is no kernel for its tensors, where `prepare` has found that."""
+    """Why its tensors have no kernel, set by `prepare`."""
 
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
         self.group = group
@@ -81,15 +80,15 @@ class Executor:
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """What a tensor has in common with those of one executor; None if it is not accepted."""
+        """The key that a tensor shares with others of one executor; None if it is not accepted."""
         raise NotImplementedError
 
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Source]:
-        """The native libraries that `prepare` will ask for, as far as that is known."""
+        """The native libraries that `prepare` will need, as far as they are known."""
         return []
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
-        """What runs a task; None if the next class of the list must do it.
+        """The runner of a task; None if the next class of the list has to run it.
 
         grads: of all tensors of the group.
 
@@ -99,7 +98,7 @@ class Executor:
         raise NotImplementedError
 
     def libraries(self) -> list[Any]:
-        """As a `Runner`: none."""
+        """As a `Runner`: no libraries."""
         return []
 
     def mine(self, grads: list[Tensor]) -> list[Tensor]:
@@ -108,7 +107,7 @@ class Executor:
 
 
 def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
-    """Put the results of a step into the old tensors."""
+    """Write the results of a step into the old tensors."""
     places = [p, *[x for mine in old for x in mine]]
     values = memory.apart([new_p, *[x for fresh in new for x in fresh]], places)
     for place, value in zip(places, values, strict=True):

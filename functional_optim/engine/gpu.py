@@ -1,8 +1,8 @@
-"""Rules on a GPU: launches of Triton kernels go over all tensors of a kind.
+"""Rules on a GPU: launches of Triton kernels for all tensors of a kind.
 
-Nothing here waits for the device. Numbers that the host knows go with the launch, and the kernel
-reads those that are only known on the device, as a global norm, or a step count that is captured.
-What writes and compiles Triton is imported with the first tensor of a GPU.
+Nothing here synchronizes with the device. Scalars on the host are launch arguments, and the kernel
+reads those on the device, such as a global norm, or a captured step count. The modules that
+generate and compile Triton are imported with the first tensor on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functional_optim.kernels.graph import Graph
 
 
 class TritonExecutor(KernelExecutor):
-    """Rules of any kind but matrix products, on tensors of a device that has a driver."""
+    """Rules of any kind except matrix products, on tensors of a device with a driver."""
 
     skips = True
 
@@ -43,8 +43,7 @@ class TritonExecutor(KernelExecutor):
         return source_of(graph).text
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
-        """Launches of the kernels of a task; None, with a warning, if one of them cannot be
-        used."""
+        """Launches of the kernels of a task; None, with a warning, if one of them is unusable."""
         missing = kernels.DRIVERS[self.device.type].missing()
         if missing is not None:
             return self._gave_way(f"no Triton kernels can be built here ({missing})")
@@ -60,7 +59,7 @@ class TritonExecutor(KernelExecutor):
                 launch.ready([mine[i] for i in own.members], scalars)
             except kernels.CaptureError:
                 raise
-            except Exception as error:  # of a compiler, or of the comparison with the rule
+            except Exception as error:  # from a compiler, or from the comparison with the rule
                 return self._gave_way(f"a Triton kernel cannot be used ({kernels.line(error)})")
             found.append((own.members, launch))
         return TableLaunches(*self.launches(found)) if found else None
@@ -78,10 +77,10 @@ class TritonExecutor(KernelExecutor):
 
 
 class TableLaunches(kernels.Launches):
-    """Launches that read some numbers on the device."""
+    """Launches that read some scalars on the device."""
 
     def call(self, launch: Any, grads: list[Tensor], scalars: Any) -> Callable[[], Any]:
-        """All launches of a task, with what they need on the device."""
+        """All launches of a task, with their data on the device."""
         return launch.ready(grads, scalars)
 
     def libraries(self) -> list[Any]:
@@ -107,7 +106,7 @@ class TableLaunch:
         self.check = partial(own.compare, shapes=shapes, device=device)
 
     def ready(self, grads: list[Tensor], scalars: BoundScalars) -> Callable[[], Sequence[Any]]:
-        """The call of all launches, which returns what they measure, summed over the tensors.
+        """The call of all launches, which returns their measurements, summed over the tensors.
 
         Raises:
             CaptureError: in a capture, if kernels have to be compiled or the work divided again.

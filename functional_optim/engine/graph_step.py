@@ -1,9 +1,9 @@
-"""One step as one graph of torch.compile: `update` and `apply_updates`, through its public face.
+"""One step as one graph of torch.compile: `update` and `apply_updates`, through its public API.
 
-It takes the transformations that are not made of one-tensor rules, and all of them where the user
-asks for `backend="torch"`, or a device has no kernels of ours. A graph holds for one structure of
-trees, for shapes and dtypes, but for all numbers: floats among the arguments of the
-transformation's factories become inputs of the graph.
+It runs transformations that do not consist of one-tensor rules, and all of them with
+`backend="torch"`, or on devices without our kernels. A graph is valid for one structure of trees,
+for shapes and dtypes, and for all scalars: floats among the arguments of the transformation's
+factories become inputs of the graph.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from functional_optim.kernels.interrupts import held
 
 
 class TracePlan(NamedTuple):
-    """How to make a transformation from its numbers.
+    """The construction of a transformation from its floats.
 
-    key: what it is, but for the numbers. build: from the numbers to the transformation. numbers:
-    floats. shared: may another transformation of the same key use the same graph?
+    key: the transformation without the floats. build: from floats to the transformation. numbers:
+    the floats. shared: whether other transformations of the same key may use the same graph.
     """
 
     key: Any
@@ -103,7 +103,7 @@ def _columns(pairs: list[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any, 
 
 
 def _may_change(x: float) -> bool:
-    """Is a float a hyperparameter? 0 and 1 leave out a rule or a branch."""
+    """Whether a float is an input: 0 and 1 may disable a rule or a branch."""
     return math.isfinite(x) and x not in (0.0, 1.0, -1.0)
 
 
@@ -111,21 +111,21 @@ CONSTANTS = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _is_constant(x: Any) -> bool:
-    """Does another object with the same name mean the same? A function does at the top level."""
+    """Whether the name identifies an object, as for functions at the top level."""
     if isinstance(x, FunctionType):
         return "<" not in x.__qualname__
     return isinstance(x, (float, type, *CONSTANTS))
 
 
 def _name(x: Any) -> Any:
-    """Something hashable that stands for a constant."""
+    """A hashable key of a constant."""
     if isinstance(x, float):
         return (type(x), repr(x))  # 0.0 and -0.0 are equal
     return (type(x), x) if isinstance(x, CONSTANTS) else _Itself(x)
 
 
 class _Itself:
-    """Stands for an object, and keeps it, so that its id stays its own."""
+    """The key of an object, which keeps it alive, so that its id is not reused."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -142,10 +142,10 @@ _shared: dict[Any, Variant] = {}
 
 
 class WholeStep:
-    """A step that is compiled as a whole; the pure update, with a warning, where that fails.
+    """A step that is compiled as a whole; the pure update, with a warning, if that fails.
 
-    check: called with other tensors than those of the last step (gradients, state, parameters),
-    to raise where they cannot be stepped in place.
+    check: called with new tensors (gradients, state, parameters), to raise an error if they cannot
+    be stepped in place.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class WholeStep:
                 failure, variant.broken = error, True
         if failure is None:
             return self._by_update(grads, state, params, extra)
-        # where the arguments are wrong this raises, and says so
+        # wrong arguments raise an error here
         updates, new = self.tx.update(grads, state, params, **extra)
         check_updates(params, updates)
         if self.strict:
@@ -254,7 +254,7 @@ class WholeStep:
         return [*kept, *given], look
 
     def _readable(self, grads: Any) -> Any:
-        """Gradients, copied where they lie in memory that is written."""
+        """Gradients, copied if they overlap memory that is written."""
         written = {x.untyped_storage().data_ptr() for x in self.seen}
         return tree.map(
             lambda g: g.clone() if g.untyped_storage().data_ptr() in written else g, grads
@@ -272,7 +272,7 @@ class WholeStep:
         return found
 
     def _numbers(self, device: torch.device) -> list[list[Tensor]]:
-        """The numbers of each plan as inputs of a graph."""
+        """The floats of each plan as inputs of a graph."""
         found = self.tensors.get(device)
         if found is None:
             found = self.tensors[device] = [
@@ -288,7 +288,7 @@ def _number(x: Any, device: torch.device) -> Any:
 
 
 def _kind(x: Any) -> Any:
-    """What a graph depends on of an argument; the compiler's own guards see to what is left out."""
+    """The part of an argument that a graph depends on; the compiler's guards check the rest."""
     if isinstance(x, Tensor):
         return (type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
     if isinstance(x, FunctionType):
@@ -297,34 +297,33 @@ def _kind(x: Any) -> Any:
 
 
 def _repeats(leaves: list[Any]) -> tuple[int, ...]:
-    """For each leaf, the place where the very same tensor stands first."""
+    """For each leaf, the index of the first leaf that is the same tensor."""
     places: dict[int, int] = {}
     return tuple([places.setdefault(id(x), i) for i, x in enumerate(leaves)])
 
 
 def _same_state(tx: base.GradientTransformation, plan: TracePlan, params: Any) -> bool:
-    """Can a transformation be built with tensors instead of floats, and is it the same?"""
+    """Whether a transformation built with tensors instead of floats is the same."""
     try:
         like = tree.map(lambda p: torch.empty_like(p, device="meta"), params)
         given = [torch.full((), x, dtype=torch.float64) for x in plan.numbers]
         a, b = tx.init(like), plan.build(given).init(like)
         return optree.tree_structure(a) == optree.tree_structure(b)
-    except Exception:  # the factories are anybody's
+    except Exception:  # factories may be user code
         return False
 
 
 def first_places(params: Any, state: Any) -> Any:
-    """For each leaf of (params, state): is it the first in its memory?
+    """For each leaf of (params, state), whether it is the first with its memory.
 
-    A state may keep a parameter itself, or one tensor in two places; only one of these can be
-    written in place.
+    A state may have a parameter, or one tensor twice; only one of these can be written in place.
     """
     known: set[Any] = set()
     traced = modes.traced()
     before: list[Any] = []
 
     def first(x: Any) -> bool:
-        if traced:  # where tensors have no memory
+        if traced:  # without memory
             found = any(x is y for y in before)
             before.append(x)
             return not found
@@ -349,10 +348,11 @@ reads and writes memory outside of the tensor."""
 def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple[Any, Any]:
     """New parameters and state in the tensors of the old ones.
 
-    What is not the first in its memory, or has another shape or dtype than before, is a new tensor.
+    Leaves that are not the first with their memory, or have another shape or dtype, are new
+    tensors.
     """
 
-    traced = modes.traced()  # where nothing has an address
+    traced = modes.traced()  # tensors without addresses
     olds = [x for x in tree.leaves((params, state)) if isinstance(x, Tensor)]
     memory = set() if traced else set(map(_address, olds))
 
@@ -378,5 +378,5 @@ def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple
 
 
 def _address(x: Tensor) -> int:
-    """Where the memory of a tensor begins; of a DTensor, that of this process's part."""
+    """The address of a tensor; for a DTensor that of the local shard."""
     return sharding.shard(x).untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""How tensors looked at one step, so that what was built from them serves the next."""
+"""Properties of the tensors of a step, to decide whether its plan is valid for the next."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from functional_optim.kernels import private
 
 
 class TensorGuard:
-    """Gradients as they looked, where tensors lay, and what else a plan was built from.
+    """Properties of gradients, addresses of tensors, and other inputs of a plan.
 
-    Its one question, `trees` or `gradients`, is whether a plan may be used again. Nothing that
-    must see operations, such as a dispatch mode, may be active then. A gradient without memory, or
-    in that of the tensors, never passes: the caller has to check and copy it.
+    `trees` or `gradients` checks whether a plan may be reused. Dispatch modes and other
+    interceptors of operations must not be active. A gradient without memory, or in that of the
+    tensors, never passes: the caller has to check and copy it.
 
     Args:
-        given: gradients, and None if there is none.
-        tensors: whose memory is looked after, as a step writes it. One that keeps its address is
-            taken to keep its length, if it is a vector, as its gradient's would not.
-        objects: what must be the very same objects: a tuple for `trees`; for `gradients` a tuple
-            of tuples, the parameters of each group.
-        states, values: for `gradients`, the values of the optimizer's state, and for each of these
-            its own values.
-        numbers: for `gradients`, the tensors of its numbers, into which nobody may have written
-            since `settle` was called.
+        given: gradients, or None.
+        tensors: the tensors that a step writes, whose addresses are checked. A vector with the same
+            address is assumed to have the same length, since its gradient would differ.
+        objects: objects that must be identical: a tuple for `trees`; for `gradients` a tuple of
+            tuples, the parameters of each group. states, values: for `gradients`, the values of the
+            optimizer's state, and the values of each of these.
+        numbers: for `gradients`, the tensors of its scalars, which must not have been written since
+            `settle` was called.
     """
 
     def __init__(
@@ -66,11 +65,11 @@ class TensorGuard:
         self.native: Any = None
 
     def apart(self, g: Tensor) -> Tensor:
-        """A gradient, copied where a step would write into it before it is read."""
+        """A gradient, copied if a step would write into it before it is read."""
         return g.clone() if self.written.meets(g) else g
 
     def trees(self, structure: Any, outline: Any, grads: Any, *rest: Any) -> list[Tensor] | None:
-        """The gradients in a tree, if they look the same and the leaves of the others are the same.
+        """The gradients in a tree, if their properties and the leaves of the others are the same.
 
         structure, outline: of all of these trees.
         """
@@ -89,7 +88,7 @@ class TensorGuard:
         self, groups: list[dict[str, Any]], state: Any, entries: Sequence[dict[str, Any] | None]
     ) -> tuple[list[Tensor], list[int]] | None:
         """The gradients of an optimizer's parameters, if all of its objects are the same; and the
-        indices of groups with other entries than these. An entry that is None is another one."""
+        indices of groups with other entries. A None entry counts as another one."""
         if self.native is not None:
             found = self.native.gradients(groups, state, entries)
             return found if self.simple or found is None or self._others_stay(found[0]) else None
@@ -114,22 +113,22 @@ class TensorGuard:
         return grads, [k for k, (group, own) in pairs if own is None or not _same(group, own)]
 
     def settle(self) -> None:
-        """Note how often the numbers have been written, after a step has written them."""
+        """Record the versions of the scalars, after a step has written them."""
         if self.native is not None:
             self.native.settle()
         else:
             self.versions = list(map(version_of, self.numbers))
 
     def _fit(self, given: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """The gradients that are there, if these look the same and no tensor has moved.
+        """The gradients, if their properties are the same and no tensor has moved.
 
-        The next time all of this is compared in C, if the library for it is there.
+        The next call compares all of this in C, if the library for it is available.
         """
         if tuple(map(type, given)) != self.kinds:
             return None
         grads = [g for g in given if g is not None]
         if (
-            any(g.is_nested for g in grads)  # which would make torch's guards end the process
+            any(g.is_nested for g in grads)  # torch's guards would crash the process
             or not self.check(*grads, *self.wide)
             or not self._are_there(grads)
             or list(map(Tensor.data_ptr, self.addressed)) != self.addresses
@@ -162,7 +161,7 @@ class TensorGuard:
         return not self.others or list(map(_place, self.others)) == self.places
 
     def _are_there(self, grads: list[Tensor]) -> bool:
-        """Have gradients memory, and other than what the step writes?"""
+        """Whether gradients have memory that the step does not write."""
         read = [(x, size) for x, size in zip(grads, self.reaches, strict=True) if size]
         return not any(
             not is_there(x) or self.written.holds(x.data_ptr(), size) for x, size in read
@@ -170,15 +169,15 @@ class TensorGuard:
 
 
 def version_of(x: Tensor) -> Any:
-    """How often torch has counted writes into a tensor.
+    """The version counter of a tensor.
 
-    An inference tensor counts none: its version equals no other, since nobody knows.
+    An inference tensor has none: its version is unequal to all others.
     """
     return object() if x.is_inference() else x._version
 
 
 def _meshes(grads: list[Tensor]) -> list[Any]:
-    """Between which processes gradients are divided."""
+    """The processes that share gradients."""
     return [mesh for g in grads if (mesh := getattr(g, "device_mesh", None)) is not None]
 
 
@@ -190,7 +189,7 @@ def _place(x: Tensor) -> int | None:
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Have two dicts the very same keys and values, in the same order?"""
+    """Whether two dicts have identical keys and values, in the same order."""
     return _same_objects(a, b) and all(map(is_, a.values(), b.values()))
 
 

@@ -1,7 +1,8 @@
-"""Tensors of one kind, stepped eagerly together: small ones joined, large ones in pieces.
+"""Tensors of one kind, stepped eagerly together: small ones concatenated, large ones in pieces.
 
-An elementwise rule does not care where a tensor ends. Joining 99 biases and norms saves the calls
-of 98; a piece that stays in the cache saves the memory traffic of a rule's fifteen operations.
+An element-wise rule does not depend on the boundaries of tensors. Concatenating 99 biases and norms
+saves the calls of 98; a piece that fits into the cache saves the memory traffic of a rule's fifteen
+operations.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ smaller pieces need more calls, and the temporaries of larger ones leave the sec
 
 
 class Piece:
-    """A part of one tensor, or several whole ones. parts: which tensor, and from where to where."""
+    """A part of one tensor, or several whole ones. parts: the index of each tensor, and its
+    range."""
 
     def __init__(self, parts: list[tuple[int, int, int]], columns: list[list[Tensor]]) -> None:
         self.parts = parts
@@ -37,7 +39,7 @@ class Piece:
         self.columns = [[column[i][a:b] for i, a, b in parts] for column in columns]
 
     def gather(self, flat: Sequence[Tensor]) -> Tensor:
-        """This piece of tensors seen as 1-D."""
+        """This piece of flattened tensors."""
         return _joined([flat[i][a:b] for i, a, b in self.parts])
 
     def read(self) -> list[Tensor]:
@@ -45,7 +47,7 @@ class Piece:
         return [_joined(views) for views in self.columns]
 
     def write(self, results: Sequence[Tensor]) -> None:
-        """Put new values of parameter and slots in their places."""
+        """Write new values of parameter and slots."""
         for views, result in zip(self.columns, results, strict=True):
             if len(views) == 1:
                 views[0].copy_(result)
@@ -70,7 +72,7 @@ class JoinedExecutor(Executor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain tensors of one layout, where nothing is rounded by its place in the tensor."""
+        """Plain tensors of one layout, where rounding does not depend on the index."""
         if (
             how != "eager"
             or any(x.rule.storage.seed is not None or x.rule.runs.batched for x in placements)
@@ -81,7 +83,7 @@ class JoinedExecutor(Executor):
         return kind_of(g, p, slots)
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
-        """Itself, if all rules are element-wise, and what is measured is a sum over elements."""
+        """This object, if all rules are element-wise, and measurements are sums over elements."""
         if takes_turns(scalars.placements):
             return None
         forms = tuple(map(form_of, scalars.numbers))
@@ -119,7 +121,7 @@ class JoinedExecutor(Executor):
         return memory.apart([base.add(p, u), *present(new)], given[1:])
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Tensor]]:
-        """What the last of the rules measures, piece by piece."""
+        """The measurements of the last rule, piece by piece."""
         flat = self._flat(grads)
         numbers, placements = Caster(scalars.numbers)(self.params[0]), scalars.placements
         parts = []
