@@ -49,9 +49,9 @@ def scale_by_scion(
     ns_eps: float = 1e-7,
     ns_dtype: torch.dtype = torch.bfloat16,
 ) -> Leafwise:
-    """Replace an update by the point of a norm's unit ball that lies farthest in its direction.
+    """Replace an update by the point of a norm's unit ball with the largest inner product with it.
 
-    What follows is for a matrix (m outputs, n inputs) G.
+    In the following, G is a matrix with m outputs and n inputs.
 
     Args:
         norm: "spectral": √(m/n) times the orthogonalized G. "sign": the signs of G, over n. "col":
@@ -59,7 +59,7 @@ def scale_by_scion(
             "spectral_conv", for kernels (m, n, …): √(m/n) times the orthogonalized (m, n …) matrix,
             over the size of the window. "bias_rms", for vectors and scalars: all elements over
             their root mean square. "auto": "spectral" for matrices, "spectral_conv" for kernels,
-            and "bias_rms" for all else.
+            and "bias_rms" for others.
         normalized: for matrices: whether the norm counts inputs. False leaves the division by √n
             ("spectral", "row") or n ("sign") out, True divides "col" by n. Default: as above,
             the authors'.
@@ -70,8 +70,8 @@ def scale_by_scion(
         ns_eps: lower bound of the norm in its division.
         ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
-    For a matrix that is stored as (inputs, outputs), such as an embedding's, put it into
-    `as_matrix(…, orientation="in_out")`. The authors' `max` of the spectral norm is
+    For matrices that are stored as (inputs, outputs), such as embeddings, wrap it in `as_matrix(…,
+    orientation="in_out")`. The authors' `max` of the spectral norm is
     `orthogonalize(scale="original")`.
 
     Raises:
@@ -149,7 +149,7 @@ def _norms(G: Tensor, dim: int) -> Tensor:
 
 
 def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
-    """The rule for kernels of convolutions; a matrix is one with a window of one place."""
+    """The rule for kernels of convolutions; a matrix is a kernel with a window of size 1."""
     name = "scale_by_scion"
     real = real_only(name)
 
@@ -171,7 +171,7 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
 
 
 def _of_vectors(eps: numeric.Hyper) -> Leafwise:
-    """The rule for biases: all elements of a tensor count alike."""
+    """The rule for biases: all elements of a tensor have the same weight."""
 
     def update(u: Tensor, slots: Any, p: Tensor, eps: Any) -> tuple[Tensor, Any]:
         S = (u * u).mean()
@@ -202,8 +202,8 @@ def scion(
     """Scion: weights stay in a ball around 0, in a norm that is chosen for each layer.
 
     Args:
-        lr: the share of the way to the end of the ball, in [0, 1]; without the constraint the
-            learning rate, ≥ 0.
+        lr: the fraction of the step to the boundary of the ball, in [0, 1]; without the constraint
+            the learning rate, ≥ 0.
         momentum: decay rate of the average gradient, ≥ 0. **1 minus the authors' `momentum`**, for
             which they recommend 0.1, the default here. The Python number 0 drops the average.
         norm: "auto", "spectral", "spectral_conv", "sign", "col", "row" or "bias_rms", see
@@ -212,7 +212,7 @@ def scion(
         normalized: for matrices: whether the norm counts inputs, see `scale_by_scion`.
         radius: of the ball, ≥ 0; the authors' `scale`. An example of theirs has 50 for hidden
             layers and 3000 for the last, with the norm "sign".
-        unconstrained: leave the constraint out: weights are not drawn to 0.
+        unconstrained: disable the constraint: weights are not pulled toward 0.
         eps: added to roots of mean squares and to norms of rows, ≥ 0.
         ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
         ns_steps: number of its repetitions, below 100.
@@ -222,8 +222,7 @@ def scion(
             to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
             matrices, those with four and five are kernels.
 
-        Those that are numbers may also be 0-dim tensors or schedules, but for those of the
-        iteration.
+        Numbers may also be 0-dim tensors or schedules, except for those of the iteration.
 
     State: `momentum_buffer`, like the parameters, if there is momentum.
 

@@ -1,10 +1,10 @@
-"""Shampoo: gradients between roots of the sums of G Gᵀ and Gᵀ G.
+"""Shampoo: gradients multiplied by inverse roots of the sums of G Gᵀ and Gᵀ G.
 
 Gupta, Koren, Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization",
 https://arxiv.org/abs/1802.09568, Algorithm 1; Anil et al., "Scalable Second Order Optimization for
 Deep Learning", https://arxiv.org/abs/2002.09018; Shi et al., "A Distributed Data-Parallel PyTorch
-Implementation of the Distributed Shampoo Optimizer", https://arxiv.org/abs/2309.06497. Followed is
-the last: https://github.com/facebookresearch/optimizers at f606606.
+Implementation of the Distributed Shampoo Optimizer", https://arxiv.org/abs/2309.06497. This module
+follows the last one: https://github.com/facebookresearch/optimizers at f606606.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from functional_optim.transforms.scaling import check_lr
 from functional_optim.transforms.sides import behind, each_behind, for_each, gram, turned
 
 Grafting = Literal["sgd", "adagrad", "rmsprop", "adam"] | None
-"""Whose step is as long as Shampoo's."""
+"""The source of the length of steps."""
 
 WeightDecayType = Literal["l2", "decoupled", "corrected", "independent"]
-"""What weight_decay means, see `shampoo`."""
+"""The kind of weight decay, see `shampoo`."""
 
 Exponents = tuple[float, float] | None
 """The powers of the two factors of a matrix."""
@@ -71,11 +71,11 @@ class GraftedSlots(NamedTuple):
 
 class ShampooScalars(NamedTuple):
     weight: Any
-    """Of the gradient in the average M."""
+    """Weight of the gradient in the average M."""
     weight_now: Any
-    """The same in what this step takes."""
+    """The same in the average that this step uses."""
     correction: Any
-    """What this is divided by."""
+    """The divisor of that average."""
     decay_sq: Any
     weight_sq: Any
     correction_sq: Any
@@ -105,48 +105,47 @@ def scale_by_shampoo(
     target_parameter_dimensionality: float | None = None,
     refresh: Refresh = "together",
 ) -> Leafwise:
-    """The average gradient between inverse roots of the sums of G Gᵀ and Gᵀ G.
+    """Multiply the average gradient by inverse roots of the sums of G Gᵀ and Gᵀ G.
 
     Args:
         betas: decay rates of M, in [0, 1), and of L and R, in [0, 1]. 1: these are sums, as in
             Adagrad.
         eps: added to the eigenvalues of L and R, > 0.
-        beta3: decay rate of M in what a step takes, in [0, 1). None: the first of betas, so that it
-            takes M itself.
-        max_preconditioner_dim: larger matrices are divided into blocks of at most so many rows and
-            columns, ≥ 1. None: they are not.
-        precondition_frequency: after how many steps the roots are computed again, ≥ 1.
-        start_preconditioning_step: the first step in which they are, at least
-            precondition_frequency. Before it the step is that of `grafting`, or M without it. None:
+        beta3: decay rate of the average that a step uses, in [0, 1). None: the first of betas, so
+            that it uses M.
+        max_preconditioner_dim: larger matrices are divided into blocks with at most this number of
+            rows and columns, ≥ 1. None: no blocks.
+        precondition_frequency: number of steps between computations of the roots, ≥ 1.
+        start_preconditioning_step: the first step that computes roots, at least
+            precondition_frequency. Earlier steps are those of `grafting`, or M without it. None:
             precondition_frequency.
-        use_bias_correction: whether M, and L and R where these are averages, are divided by what
-            they lack in the first steps.
-        grafting: whose step is as long as that of each block: "sgd": M; "adagrad", "rmsprop",
-            "adam": M divided by a root of squares. None: of the length that comes out.
+        use_bias_correction: whether to correct the bias of M, and of L and R if these are averages.
+        grafting: the method that determines the length of the step of each block: "sgd": M;
+            "adagrad", "rmsprop", "adam": M divided by a root of squares. None: no grafting.
         grafting_beta2: its decay rate of squares, in [0, 1]. None: 0.99 for "rmsprop", 0.999 for
-            "adam". "adagrad" has none.
+            "adam". "adagrad" has no decay.
         grafting_eps: added to its roots, ≥ 0.
-        exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
+        exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows only.
             None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
         target_parameter_dimensionality: the number of dimensions to merge a parameter to, each with
-            a factor: neighbours are merged, from the last on, while they are no longer than
-            max_preconditioner_dim together, until so many are left; those of length 1 are left out.
-            The source has 1; `math.inf` merges none. None: kernels of convolutions are matrices
-            (out, in · height · width), and matrices stay what they are.
-        refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
+            a factor: adjacent dimensions are merged, from the last on, while their product is at
+        most max_preconditioner_dim, until this number remains; dimensions of length 1 are dropped.
+        The source has 1; `math.inf` merges none. None: kernels of convolutions are matrices (out,
+        in · height · width), and matrices are unchanged.
+        refresh: "together": roots of all parameters in one step; "spread": a part of them in each.
 
-    Vectors are columns. `as_matrix` may say otherwise. Other defaults are the source's.
+    Vectors are columns, unless `as_matrix` changes that. Other defaults are the source's.
 
     State: `exp_avg`, like the parameters; `left`, `left_root`, (m, m), and `right`, `right_root`,
     (n, n), in float32 for half types, and (0, 0) for a side without a factor; `exp_avg_sq`, like
-    the parameters, where grafting asks for it. Of a parameter that is divided into blocks all slots
-    are divided. With more than two dimensions `right` and `right_root` are vectors, in which the
-    matrices of all behind the first lie one after the other.
+    the parameters, if grafting needs it. All slots of a parameter with blocks have blocks. With
+    more than two dimensions `right` and `right_root` are vectors: the concatenated matrices of all
+    dimensions after the first.
 
     Raises:
-        ValueError: for hyperparameters out of range, or other words; from init, for a parameter of
-            three dimensions of which `as_matrix` does not say what it is, or of more than five.
-        TypeError: if betas are no pair; from init, for a complex parameter.
+        ValueError: for hyperparameters out of range, or unknown options; from init, for a parameter
+            of three dimensions that `as_matrix` does not describe, or of more than five.
+        TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,
     https://arxiv.org/abs/2002.09018; Shi et al., https://arxiv.org/abs/2309.06497.
@@ -213,14 +212,14 @@ def scale_by_shampoo(
         return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
 
     def divided_sides(own: Sequence[Tensor | None], lead: int = 0) -> tuple[Tensor, Tensor]:
-        """The slots of the first dimension, and of all behind it."""
+        """The slots of the first dimension, and of all later ones."""
         first, right = own[0], behind(own, lead)
         assert first is not None
         assert right is not None
         return first, right
 
     def each(G: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
-        """What these slots hold for each dimension."""
+        """The values of these slots for each dimension."""
         shapes = [torch.Size((1, k, k)) for k in sides(*G.shape[1:])]
         return [left, *[x for x in each_behind(right, shapes[1:]) if x is not None]]
 
@@ -260,7 +259,7 @@ def scale_by_shampoo(
         return numeric.where(t < start, EARLY if squares else PLAIN, due)
 
     def seen(G: Tensor, x: Any, s: ShampooScalars) -> tuple[Tensor, Tensor | None, Any]:
-        """M without bias, M divided by the root of the squares, and the slots with G in them."""
+        """M without bias, M divided by the root of the squares, and the updated slots."""
         m = x.exp_avg.lerp(G, s.weight)
         now = (x.exp_avg.lerp(G, s.weight_now) if ahead else m) / s.correction
         x = x._replace(exp_avg=m)
@@ -273,7 +272,7 @@ def scale_by_shampoo(
         return now, divided, x._replace(exp_avg_sq=v)
 
     def grafted(M: Tensor, divided: Tensor | None, x: Any) -> Tensor:
-        """M between the roots, as long as the step of `grafting`."""
+        """M multiplied by the roots, with the length of the step of `grafting`."""
         W = M
         for i, _, R in known(M, x):
             W = turned(W, i, R)
@@ -325,17 +324,17 @@ def scale_by_shampoo(
 
 
 def average_of(beta: Any, t: Any, corrected: bool) -> tuple[Any, Any, Any]:
-    """The decay of an average, or of a sum if beta is 1; the weight of what comes in; what the
-    result lacks at step t."""
+    """The decay of an average, or of a sum if beta is 1; the weight of the input; the bias
+    correction at step t."""
     lacking = numeric.where(beta < 1, 1 - numeric.power(beta, t), 1.0) if corrected else 1.0
     return beta, numeric.where(beta < 1, 1 - beta, 1.0), lacking
 
 
 def inverse_root(A: Tensor, power: Any, eps: Any) -> tuple[Tensor, Tensor]:
-    """(A + ε I) to minus a power; and whether A is finite.
+    """(A + ε I) to a negative power; and whether A is finite.
 
-    Eigenvalues are at least ε, and no less than how exactly the largest one is known, λ n times the
-    spacing of numbers at 1: below that they are noise.
+    Eigenvalues are at least ε, and at least the rounding error of the largest one, λ n times the
+    machine epsilon: below that they are noise.
     """
     n = A.shape[-1]
     identity = torch.eye(n, dtype=A.dtype, device=A.device)
@@ -347,7 +346,7 @@ def inverse_root(A: Tensor, power: Any, eps: Any) -> tuple[Tensor, Tensor]:
 
 
 def _check_choices(name: str, grafting: Any, exponents: Any, refresh: Any) -> None:
-    """Raise ValueError for other words or exponents."""
+    """Raise ValueError for unknown options or invalid exponents."""
     if grafting not in (None, "sgd", "adagrad", "rmsprop", "adam"):
         raise ValueError(
             f"{name} needs a grafting of None, 'sgd', 'adagrad', 'rmsprop' or 'adam', but got "
@@ -390,7 +389,7 @@ def shampoo(
     refresh: Refresh = "together",
     views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
-    """Shampoo: the average gradient between inverse roots of the sums of G Gᵀ and Gᵀ G.
+    """Shampoo: the average gradient multiplied by inverse roots of the sums of G Gᵀ and Gᵀ G.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -398,32 +397,31 @@ def shampoo(
             Adagrad.
         eps: added to the eigenvalues of L and R, > 0.
         weight_decay: λ, ≥ 0.
-        weight_decay_type: "l2": λ p is added to the gradient; "decoupled": a step takes lr λ of
-            each weight away; "corrected": lr² λ / peak_lr; "independent": lr λ / peak_lr.
+        weight_decay_type: "l2": λ p is added to the gradient; "decoupled": a step subtracts lr λ of
+            each weight; "corrected": lr² λ / peak_lr; "independent": lr λ / peak_lr.
         peak_lr: the largest learning rate, which the last two need, > 0.
         momentum: decay rate of a sum of steps, ≥ 0.
-        nesterov: whether a step takes what that sum is after one more such step.
-        beta3: decay rate of M in what a step takes, in [0, 1). None: the first of betas, so that it
-            takes M itself.
-        max_preconditioner_dim: larger matrices are divided into blocks of at most so many rows and
-            columns, ≥ 1. None: they are not.
-        precondition_frequency: after how many steps the roots are computed again, ≥ 1.
-        start_preconditioning_step: the first step in which they are, at least
-            precondition_frequency. Before it the step is that of `grafting`, or M without it. None:
+        nesterov: whether to use Nesterov momentum.
+        beta3: decay rate of the average that a step uses, in [0, 1). None: the first of betas, so
+            that it uses M.
+        max_preconditioner_dim: larger matrices are divided into blocks with at most this number of
+            rows and columns, ≥ 1. None: no blocks.
+        precondition_frequency: number of steps between computations of the roots, ≥ 1.
+        start_preconditioning_step: the first step that computes roots, at least
+            precondition_frequency. Earlier steps are those of `grafting`, or M without it. None:
             precondition_frequency.
-        use_bias_correction: whether M, and L and R where these are averages, are divided by what
-            they lack in the first steps.
-        grafting: whose step is as long as that of each block: "sgd": M; "adagrad", "rmsprop",
-            "adam": M divided by a root of squares. None: of the length that comes out.
+        use_bias_correction: whether to correct the bias of M, and of L and R if these are averages.
+        grafting: the method that determines the length of the step of each block: "sgd": M;
+            "adagrad", "rmsprop", "adam": M divided by a root of squares. None: no grafting.
         grafting_beta2: its decay rate of squares, in [0, 1]. None: 0.99 for "rmsprop", 0.999 for
-            "adam". "adagrad" has none.
+            "adam". "adagrad" has no decay.
         grafting_eps: added to its roots, ≥ 0.
-        exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
+        exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows only.
             None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
         target_parameter_dimensionality: the number of dimensions to merge a parameter to, each with
             a factor, see `scale_by_shampoo`. The source has 1; `math.inf` merges none. None:
             kernels of convolutions are matrices (out, in · height · width).
-        refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
+        refresh: "together": roots of all parameters in one step; "spread": a part of them in each.
         views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
             to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
             matrices, those with four and five are kernels.
@@ -433,9 +431,9 @@ def shampoo(
     State: that of `scale_by_shampoo`, and with momentum `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: for hyperparameters out of range, other words, or a decay that needs peak_lr
+        ValueError: for hyperparameters out of range, unknown options, or a decay that needs peak_lr
             without it.
-        TypeError: if betas are no pair; from init, for a complex parameter.
+        TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,
     https://arxiv.org/abs/2002.09018; Shi et al., https://arxiv.org/abs/2309.06497.
@@ -460,7 +458,7 @@ def shampoo(
         if peak_lr is None:
             raise ValueError(
                 f"shampoo was asked for a decay that is {weight_decay_type} without peak_lr; pass "
-                "the largest learning rate of the training."
+                "the largest learning rate of the schedule."
             )
         numeric.check(lambda x: x > 0.0, peak_lr, "shampoo needs peak_lr above 0, but got {}.")
 

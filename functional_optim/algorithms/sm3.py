@@ -1,4 +1,4 @@
-"""SM3: Adagrad in the memory of a tensor's sides.
+"""SM3: Adagrad with the memory of vectors along each dimension.
 
 Anil, Gupta, Koren, Singer, "Memory-Efficient Adaptive Optimization",
 https://arxiv.org/abs/1901.11150, Algorithm SM3-II, with the momentum of the authors' code.
@@ -23,7 +23,7 @@ from functional_optim.transforms import ema, scale
 from functional_optim.transforms.descent import descent
 
 MOST = 5
-"""Dimensions that a tensor may have; kernels of 3-D convolutions have as many."""
+"""The largest number of dimensions: that of kernels of 3-D convolutions."""
 
 
 class Sm3Slots(NamedTuple):
@@ -45,14 +45,14 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
     """Divide each gradient by the root of a bound on the sum of its squares.
 
     A tensor of more than one dimension keeps one accumulator for each of them. The bound of an
-    element is the least of those that it belongs to, and each accumulator becomes the largest of
-    its elements' new bounds. Vectors and scalars keep the sums themselves, as Adagrad does.
+    element is the smallest of its accumulators, and each accumulator becomes the largest of its
+    elements' new bounds. Vectors and scalars have the sums, as in Adagrad.
 
     Args:
         eps: added to the sum, ≥ 0: a number, a 0-dim tensor, or a schedule. Default 1e-30, the
             authors'.
 
-    State: `accumulator_0` to `accumulator_4`, see `Sm3Slots`; as many as there are dimensions.
+    State: `accumulator_0` to `accumulator_4`, see `Sm3Slots`; one for each dimension.
 
     Raises:
         ValueError: if eps is a negative number; from init, for more than five dimensions.
@@ -86,7 +86,7 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
             )
         zero = torch.zeros_like(
             p
-        )  # its maxima, so that shards and strides are those of later steps
+        )  # with maxima, so that shards and strides are those of later steps
         found = [largest(zero, i) for i in range(max(p.dim(), 1))]
         return Sm3Slots(*found, *[None] * (MOST - len(found)))
 
@@ -104,12 +104,12 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
 
 
 def largest(x: Tensor, dim: int) -> Tensor:
-    """The largest elements for each index of a dimension; the others are kept, of size 1."""
+    """The largest elements for each index of a dimension; other dimensions have size 1."""
     others = [i for i in range(x.dim()) if i != dim]
     if not others:
         return x
     if x.numel() == 0:
-        return x.sum(others, keepdim=True)  # there is no largest of no elements
+        return x.sum(others, keepdim=True)  # max fails without elements
     return sharding.complete(sharding.amax(x, others))
 
 
@@ -125,7 +125,7 @@ def sm3(
 
     Args:
         lr: learning rate, ≥ 0. Default 0.1, the paper's for a Transformer is 0.125; the authors'
-            code has none.
+            code has no default.
         momentum: decay rate of the average, in [0, 1). The Python number 0 drops it. Default 0.9,
             the paper's.
         eps: added to the sums, ≥ 0.

@@ -52,14 +52,14 @@ def scale_by_soap(
         betas: decay rates of the averages of the gradient and of its square in the basis, each in
             [0, 1).
         eps: added to the root of the second moment before its bias is corrected, ≥ 0.
-        precondition_frequency: number of steps between renewals of the bases, ≥ 1.
-        max_precond_dim: a side longer than this keeps the identity as its basis.
+        precondition_frequency: number of steps between updates of the bases, ≥ 1.
+        max_precond_dim: a side longer than this has the identity as its basis.
         normalize_grads: divide the update of each tensor by its root mean square.
         correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
         shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂.
-        merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
+        merge_dims: merge adjacent dimensions of a kernel while their product is at most
             max_precond_dim. False: each has a separate basis.
-        refresh: "together": all bases are renewed in the same step; "spread": some in each.
+        refresh: "together": all bases are updated in the same step; "spread": some in each.
 
         Floats may also be 0-dim tensors or schedules.
 
@@ -68,7 +68,7 @@ def scale_by_soap(
 
     Raises:
         ValueError: for hyperparameters out of range; from init, for a parameter of three dimensions
-            of which `as_matrix` does not say what it is, or of more than five.
+            that `as_matrix` does not describe, or of more than five.
         TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Example::
@@ -98,7 +98,7 @@ def scale_by_soap(
 
 
 def adam_in(basis: Basis, betas: Betas, eps: numeric.Hyper, normalize_grads: bool) -> Leafwise:
-    """Adam in a basis, without correction of its bias."""
+    """Adam in a basis, without bias correction."""
     turned = in_basis(basis, scale_by_adam(betas, eps, debias=False))
     parts = (turned, unit_rms() if normalize_grads else identity())
     return Leafwise(tuple([x for part in parts for x in part.placements]))
@@ -141,20 +141,20 @@ def soap(
         lr: learning rate, ≥ 0.
         betas: decay rates of the averages of the gradient and of its square in the basis, each in
             [0, 1).
-        shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂. The
-            authors' code has −1 for that.
+        shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂. The authors'
+            code uses −1 instead of None.
         eps: added to the root of the second moment before its bias is corrected, ≥ 0.
         weight_decay: decay coefficient, ≥ 0; after the step, `lr * weight_decay` of each weight is
             subtracted.
-        precondition_frequency: number of steps between renewals of the bases, ≥ 1.
-        max_precond_dim: a side longer than this keeps the identity as its basis.
-        normalize_grads: divide the update of each tensor by its root mean square. The authors find
-            that it helps where bases are renewed every 100 steps, and hurts at 10.
+        precondition_frequency: number of steps between updates of the bases, ≥ 1.
+        max_precond_dim: a side longer than this has the identity as its basis.
+        normalize_grads: divide the update of each tensor by its root mean square. According to the
+            authors, it helps if bases are updated every 100 steps, and hurts at 10.
         correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
-        merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
+        merge_dims: merge adjacent dimensions of a kernel while their product is at most
             max_precond_dim, so that small kernels are matrices.
-        refresh: "together": all bases are renewed in the same step; "spread": some in each step, so
-            that no step takes much longer than others.
+        refresh: "together": all bases are updated in the same step; "spread": some in each step, so
+            that all steps take similar times.
         views: descriptions of stacks of matrices, kernels and fused projections: from path patterns
             to arguments of `as_matrix`, or the model. None: parameters with two dimensions are
             matrices, those with four and five are kernels.
@@ -166,7 +166,7 @@ def soap(
 
     Raises:
         ValueError: for hyperparameters out of range; from init, for a parameter of three dimensions
-            of which `as_matrix` does not say what it is, or of more than five.
+            that `as_matrix` does not describe, or of more than five.
         TypeError: if betas is not a pair; from init, for a complex parameter.
 
     Example::

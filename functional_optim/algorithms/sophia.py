@@ -1,7 +1,7 @@
 """Sophia: averaged gradients, divided by an estimate of the Hessian's diagonal, and clipped.
 
 Liu, Li, Hall, Liang, Ma, "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
-Pre-training", https://arxiv.org/abs/2305.14342, Algorithm 3, as the authors' code has it.
+Pre-training", https://arxiv.org/abs/2305.14342, Algorithm 3, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def scale_by_sophia(
 ) -> Leafwise:
     """The average gradient divided by ρ max(h, 0) + ε, clipped to [−1, 1].
 
-    A step leaves h as it is: `estimators.observe_hessian` takes an estimate into it. As long as
-    there was none, the result is the sign of the average gradient.
+    A step does not change h: `estimators.observe_hessian` adds an estimate to it. Before the first
+    estimate, the result is the sign of the average gradient.
 
     Args:
         betas: decay rates of the averages of g and of the estimates, each in [0, 1).
-        rho: ρ, ≥ 0: the smaller it is, the more elements are clipped. The authors advise to keep
-            the share of those that are not clipped between 0.1 and 0.5.
+        rho: ρ, ≥ 0: the smaller it is, the more elements are clipped. The authors recommend that
+            the fraction of elements that are not clipped is between 0.1 and 0.5.
         eps: added to the divisor, > 0.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
@@ -88,15 +88,15 @@ def sophia(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """Sophia: steps along m / (ρ h), of which no element is longer than lr.
+    """Sophia: steps along m / (ρ h), with elements of at most lr.
 
-    Every ten steps or so, give it an estimate of the Hessian's diagonal::
+    About every ten steps, pass it an estimate of the Hessian's diagonal::
 
         diagonal = fo.estimators.gauss_newton_bartlett(logits_fn)
         state = fo.estimators.observe_hessian(state, diagonal(params, seed, x))
 
     Args:
-        lr: learning rate, ≥ 0: the longest step of an element.
+        lr: learning rate, ≥ 0: the largest step of an element.
         betas: decay rates of the averages of g and of the estimates, each in [0, 1).
         rho: ρ, ≥ 0: the smaller it is, the more elements are clipped.
         weight_decay: decay coefficient, ≥ 0; a step subtracts `lr * weight_decay` of each weight.

@@ -1,7 +1,7 @@
-"""SparseAdam: Adam that touches only the rows that have a gradient.
+"""SparseAdam: Adam that updates only the rows with a gradient.
 
 Kingma, Ba, "Adam: A Method for Stochastic Optimization", https://arxiv.org/abs/1412.6980, with ε
-added to the uncorrected root (section 2, last remark), as torch.optim has it.
+added to the uncorrected root (section 2, last remark), as in torch.optim.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def sparse_adam(
 ) -> GradientTransformation:
     """Adam for sparse gradients, with torch.optim.SparseAdam's arguments and defaults.
 
-    Every rule of this library takes sparse COO gradients lazily: it sees the rows that have one,
-    and leaves the others and their slots alone. So this is `adam` but for ε, which is divided by
-    √(1 − β₂^t).
+    Every rule of this library takes sparse COO gradients lazily: it updates the rows with a
+    gradient, and does not change other rows and their slots. So this is `adam` except for ε, which
+    is divided by √(1 − β₂^t).
 
     Args:
         lr: learning rate, > 0.

@@ -1,8 +1,7 @@
-"""StableAdamW: AdamW whose step is shortened where g² is larger than its average says.
+"""StableAdamW: AdamW with shorter steps if g² is larger than its average.
 
 Wortsman, Dettmers, Zettlemoyer, Morcos, Farhadi, Schmidt, "Stable and low-precision training for
-large-scale vision-language models", https://arxiv.org/abs/2304.13013, Algorithm 2, as optimi has
-it.
+large-scale vision-language models", https://arxiv.org/abs/2304.13013, Algorithm 2, as in optimi.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def scale_by_stable_adam(
 
     Args:
         betas: decay rates of the averages of g and g², each in [0, 1).
-        eps: added to the root, and the least root in the measurement, > 0.
-        weight_decay: λ, ≥ 0: the decay shrinks with the step, so it is a part of this rule.
+        eps: added to the root, and lower bound of the root in the measurement, > 0.
+        weight_decay: λ, ≥ 0: the decay decreases with the step, so it is a part of this rule.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are optimi's.
 
@@ -85,10 +84,10 @@ def stable_adamw(
     """StableAdamW: AdamW with a learning rate of lr / max(1, RMS(g / √v)) in each tensor.
 
     Args:
-        lr: learning rate, ≥ 0. Default 1e-3; optimi has none.
-        betas: decay rates of the averages of g and g², each in [0, 1).
-        eps: added to the root of the second moment, and its least value in the measurement, > 0.
-        weight_decay: decay coefficient, ≥ 0; it shrinks with the learning rate.
+        lr: learning rate, ≥ 0. Default 1e-3; optimi has no default. betas: decay rates of the
+            averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, and its lower bound in the measurement, > 0.
+        weight_decay: decay coefficient, ≥ 0; it decreases with the learning rate.
         maximize: ascend instead of descend.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are optimi's.

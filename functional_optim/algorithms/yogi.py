@@ -29,7 +29,7 @@ def scale_by_yogi(
     Args:
         betas: decay rates, each in [0, 1).
         eps: added to the root, ≥ 0.
-        initial_accumulator_value: where both moments start, ≥ 0. Default 1e-6, optax's.
+        initial_accumulator_value: initial value of both moments, ≥ 0. Default 1e-6, optax's.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
@@ -76,14 +76,14 @@ def yogi(
     weight_decay: numeric.Hyper = 0.0,
     initial_accumulator_value: float = 1e-6,
 ) -> GradientTransformation:
-    """Yogi, with the numbers that the paper recommends.
+    """Yogi, with the hyperparameters that the paper recommends.
 
     Args:
         lr: learning rate, ≥ 0.
         betas: decay rates, each in [0, 1).
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
-        initial_accumulator_value: where both moments start, ≥ 0. Default 1e-6, optax's.
+        initial_accumulator_value: initial value of both moments, ≥ 0. Default 1e-6, optax's.
 
         Numbers but the last may also be 0-dim tensors or schedules.
 
