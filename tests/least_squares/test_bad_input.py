@@ -36,7 +36,7 @@ RAISED = {
     "crossed": (ValueError, "above its upper", (rosenbrock, AT), {"bounds": (2.0, 1.0)}),
     "nan bound": (ValueError, "or NaN", (rosenbrock, AT), {"bounds": (NAN, None)}),
     "one bound": (ValueError, "a pair", (rosenbrock, AT), {"bounds": (0.0,)}),
-    "shape": (ValueError, "do not match a parameter", (rosenbrock, AT), {"bounds": (torch.zeros(3), None)}),
+    "shape": (ValueError, "do not match", (rosenbrock, AT), {"bounds": (torch.zeros(3), None)}),
     "dogleg": (ValueError, "no bounds", (rosenbrock, AT), {"method": "dogleg", **WIDE}),
     "qr": (ValueError, "by 'cholesky'", (rosenbrock, AT), {"linear_solver": "qr", **WIDE}),
     "x_scale": (ValueError, "x_scale must be above 0", (rosenbrock, AT), {"x_scale": 0.0}),
