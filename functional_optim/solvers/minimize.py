@@ -38,7 +38,7 @@ MESSAGES = {
 
 
 class Minimum(NamedTuple):
-    """What `minimize` found. With `batched=True` all have a leading dimension.
+    """The result of `minimize`. With `batched=True` all fields have a leading dimension.
 
     Example::
 
@@ -57,21 +57,21 @@ class Minimum(NamedTuple):
     optimality: Tensor
     """Largest element of the projected gradient x − P(x − g): 0-dim, float64."""
     active_mask: Any
-    """Of each element: −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
+    """For each element −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
     nfev: Any
-    """Evaluations of the function, each with its gradient: an int, or a tensor (B,). Those that
-    "newton-cg" makes for products with the Hessian, one in each iteration, are not among them."""
+    """Evaluations of the function, each with its gradient: an int, or a tensor (B,). It does not
+    include those of "newton-cg" for products with the Hessian, one in each iteration."""
     njev: Any
     """The same number."""
     nit: Any
-    """Iterations: steps that were taken."""
+    """Iterations: accepted steps."""
     status: Any
     """1 gtol, 2 ftol, 0 maxiter or max_nfev, −1 not finite, −2 no progress, −3 stopped by the
     callback. (scipy has 0 for success.)"""
     success: Any
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
-    """The status in words: a string, or a list of them."""
+    """The description of the status: a string, or a list of them."""
     nhev: Any
     """Products with the Hessian, of "newton-cg"; 0 for other methods."""
     history: IterateHistory | None
@@ -97,42 +97,43 @@ def minimize(
 ) -> Minimum:
     """Minimize a smooth function, as scipy.optimize.minimize does.
 
-    Gradients come from autograd. With `batched=True` many problems are solved side by side: each
-    has its own line search, and none waits for the slowest.
+    Gradients come from autograd. With `batched=True` many problems are solved in a batch: each has
+    a separate line search, and converged ones do not wait for the slowest.
 
     Args:
         fun: `fun(x, *args)` returns the value of ONE problem: a real tensor of one element.
-        x0: where to begin: a tree of real tensors. Its dtype is kept; values are compared, and
-            steps computed, in float64.
-        args: a tuple of trees of tensors for fun, of which derivatives may be taken.
-        method: "l-bfgs-b" (the default) remembers the last 8 steps. "bfgs" keeps a dense matrix;
-            "ssbfgs" and "ssbroyden" also scale it down where it is too large, which pays off after
-            hundreds of steps, e.g. in physics-informed networks. "newton-cg" takes up to 200
-            products with the Hessian in a step, and follows directions in which the function curves
-            down; fun must be twice differentiable. All take bounds: a step leads to the minimum of
-            a quadratic model, or near it, among what is free at its Cauchy point.
+        x0: the starting point: a tree of real tensors. The solution has its dtype; values are
+            compared, and steps computed, in float64.
+        args: a tuple of trees of tensors for fun. The solution is differentiable with respect to
+            them.
+        method: "l-bfgs-b" (the default) stores the last 8 steps. "bfgs" stores a dense matrix;
+            "ssbfgs" and "ssbroyden" also scale it down if it is too large, which pays off after
+            hundreds of steps, e.g. in physics-informed networks. "newton-cg" computes up to 200
+            products with the Hessian in a step, and follows directions of negative curvature; fun
+            must be twice differentiable. All support bounds: a step leads to the minimum of a
+            quadratic model, or near it, over the free variables at its Cauchy point.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
-            leaves may be None. fun is never evaluated outside.
-        gtol: stop if no element of the projected gradient is larger, ≥ 0. Tolerances have a floor
-            of 10 eps of x0's dtype. Defaults: scipy's for L-BFGS-B.
-        ftol: stop after a step that lowered the function by less than this share of max(|f|, 1).
-        maxiter: steps of each problem at most, ≥ 1. Default 15,000, scipy's.
-        max_nfev: evaluations of each problem at most, ≥ 1. Default 15,000, scipy's.
-        batched: every leaf of x0 and args has a leading dimension of independent problems. What all
-            share belongs into fun's closure. fun runs under torch.vmap. Bounds may be those of all
-            problems or have that dimension, too.
+            leaves may be None. fun is never evaluated outside the bounds.
+        gtol: stop if no element of the projected gradient is larger, ≥ 0. Tolerances are at least
+            10 eps of x0's dtype. Defaults: scipy's for L-BFGS-B.
+        ftol: stop after a step that lowered the function by less than this times max(|f|, 1).
+        maxiter: maximum number of steps of each problem, ≥ 1. Default 15,000, scipy's.
+        max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 15,000, scipy's.
+        batched: every leaf of x0 and args has a leading dimension of independent problems. Put
+            shared values into fun's closure. fun runs under torch.vmap. Bounds may be shared or
+            have that dimension, too.
         compile: compile fun and its gradient with torch.compile (`batched` only). It pays off for
             functions of many operations, if the same fun is used many times: the first call takes
-            ten seconds or more, and the graph is kept for the same fun. Products of "newton-cg",
-            and all inside of torch.func's transforms, run eagerly.
-        implicit: let derivatives pass through x with respect to args, first and second ones, by
-            the implicit function theorem, in plain autograd and in torch.func. Parameters at a
-            bound, and problems that have not converged, are constant.
-        callback: called as `callback(intermediate_result)` after each iteration, as by scipy; in a
+            ten seconds or more, and the graph is cached for the same fun. Products of "newton-cg",
+        and everything inside torch.func's transforms, run eagerly.
+        implicit: make x differentiable with respect to args, up to second derivatives, by the
+            implicit function theorem, in plain autograd and in torch.func. Parameters at a bound,
+            and problems that have not converged, are constant.
+        callback: called as `callback(intermediate_result)` after each iteration, as in scipy; in a
             batch after each evaluation in which one of the problems has made an iteration. It stops
             the search by raising StopIteration or returning True, single problems of a batch by
             returning a bool tensor (B,). See `IntermediateResult`.
-        return_history: keep all iterates, in `history`. They take memory.
+        return_history: store all iterates in `history`, which needs memory.
 
     Returns:
         `Minimum`, with scipy's fields.
@@ -140,16 +141,16 @@ def minimize(
     Raises:
         TypeError: if fun is not callable or does not return a real tensor; for complex or integer
             x0 and, in a batch, for args that are not tensors.
-        ValueError: for an unknown method; numbers out of their ranges; lower bounds above upper
-            ones; an x0 outside of the bounds; sizes that do not fit; a value with more than one
-            element; under torch.vmap; and, for one problem, if the function or its gradient is not
-            finite at x0. In a batch such a problem has status −1.
+        ValueError: for an unknown method; values out of range; lower bounds above upper ones; an x0
+            outside the bounds; sizes that do not match; a value with more than one element; under
+            torch.vmap; and, for one problem, if the function or its gradient is not finite at x0.
+            In a batch such a problem has status −1.
 
-    Exceptions of fun pass through.
+    Exceptions of fun are not caught.
 
-    The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
-    fun do not. In float32 a search ends where values differ by rounding only: with status 2, or −2
-    if not even slopes show a way.
+    The result of a problem does not depend on the other problems of a batch, bitwise, if the values
+    of fun do not. In float32 a search ends if values differ only by rounding: with status 2, or −2
+    if slopes give no direction either.
 
     Papers: Byrd, Lu, Nocedal, Zhu, "A limited memory algorithm for bound constrained optimization"
     (1995), https://doi.org/10.1137/0916069; Moré, Thuente, "Line search algorithms with guaranteed
@@ -196,8 +197,8 @@ def minimize(
     found = _run(rules, objective, x, data, watch)
     if not batched and int(found.status) == -1:
         raise ValueError(
-            "the function, or its gradient, is not finite at x0; begin elsewhere, or bound the "
-            "parameters to where the function is defined."
+            "the function, or its gradient, is not finite at x0; start elsewhere, or bound the "
+            "parameters to the domain of the function."
         )
     solution = found.at.x
     if implicit and args:
@@ -216,7 +217,7 @@ def _run(
     data: descent.DescentData,
     watch: Watch,
 ) -> descent.DescentProgress:
-    """Solve, outside of autograd."""
+    """Solve, without autograd."""
 
     def begin(x: Tensor, own: descent.DescentData) -> descent.DescentProgress:
         return descent.start(rules, objective, x, own)
@@ -294,7 +295,7 @@ def _chosen(method: Any) -> str:
 
 
 def _check_numbers(*, gtol: float, ftol: float, maxiter: int | None, max_nfev: int | None) -> None:
-    """Raise ValueError for tolerances and limits out of their ranges."""
+    """Raise ValueError for tolerances and limits out of range."""
     for name, value in (("gtol", gtol), ("ftol", ftol)):
         if not value >= 0:
             raise ValueError(f"{name} must be 0 or more, but got {value}.")

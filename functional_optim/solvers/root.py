@@ -1,4 +1,4 @@
-"""`root`: where as many equations as unknowns hold, of one problem or of many at once."""
+"""`root`: solutions of as many equations as unknowns, for one problem or a batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Found: TypeAlias = newton.NewtonProgress | broyden.BroydenProgress
 
 
 class Root(NamedTuple):
-    """What `root` found. With `batched=True` all have a leading dimension.
+    """The result of `root`. With `batched=True` all fields have a leading dimension.
 
     Example::
 
@@ -57,14 +57,14 @@ class Root(NamedTuple):
     njev: Any
     """Evaluations of the Jacobian."""
     nit: Any
-    """Iterations: steps that were taken, with "lm" those that were tried."""
+    """Iterations: accepted steps, with "lm" tried steps."""
     status: Any
     """1 values are zero, 3 xtol, 0 max_nfev, −1 not finite, −2 no progress, −3 stopped by the
     callback."""
     success: Any
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
-    """The status in words: a string, or a list of them."""
+    """The description of the status: a string, or a list of them."""
     history: IterateHistory | None
     """All iterates, with `return_history=True`."""
 
@@ -85,51 +85,53 @@ def root(
 ) -> Root:
     """Solve as many equations as there are unknowns, as scipy.optimize.root does.
 
-    Jacobians come from torch.func. With `batched=True` many problems are solved side by side. A
-    fixed point of g is a root of x − g(x).
+    Jacobians come from torch.func. With `batched=True` many problems are solved in a batch. A fixed
+    point of g is a root of x − g(x).
 
     Args:
         fun: `fun(x, *args)` returns the values of ONE problem to be made zero, as many as x has
             elements: a real tensor of any shape, or a tree of such.
-        x0: where to begin: a tree of real tensors. Its dtype is kept; linear problems are solved in
-            float64.
-        args: a tuple of trees of tensors for fun, of which derivatives may be taken.
+        x0: the starting point: a tree of real tensors. The solution has its dtype; linear problems
+            are solved in float64.
+        args: a tuple of trees of tensors for fun. The solution is differentiable with respect to
+            them.
         method: "newton" (the default), Newton's method with a line search; "lm",
-            Levenberg–Marquardt on the sum of squares, for starting points that are far off;
-            "broyden", for functions that cost much, evaluates the Jacobian at the start, where it
-            is stuck, and at the end, and learns from the values between.
-        xtol: stop after a step that is shorter than this share of x, ≥ 0, with a floor of 10 eps of
-            x0's dtype. Default: that of scipy's "hybr".
-        max_nfev: evaluations of each problem at most, ≥ 1. Default 100 (n + 1).
-        batched: every leaf of x0 and args has a leading dimension of independent problems. What all
-            share belongs into fun's closure. fun runs under torch.vmap.
+            Levenberg–Marquardt on the sum of squares, for distant starting points; "broyden", for
+        expensive functions, evaluates the Jacobian at the start, if it makes no progress, and at
+        the end, and updates it from values in between.
+        xtol: stop after a step that is shorter than this times the norm of x, ≥ 0, but at least 10
+            eps of x0's dtype. Default: that of scipy's "hybr".
+        max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 100 (n + 1).
+        batched: every leaf of x0 and args has a leading dimension of independent problems. Put
+            shared values into fun's closure. fun runs under torch.vmap.
         compile: compile fun and its Jacobian, for "lm" whole steps, with torch.compile (`batched`
             only). It pays off for functions of many operations, if the same fun is used many times:
-            the first call takes ten seconds or more, and the graph is kept for the same fun. Inside
-            of torch.func's transforms it runs eagerly.
-        implicit: let derivatives pass through x with respect to args, first and second ones, by
-            the implicit function theorem, in plain autograd and in torch.func. Problems that have
-            not converged are constant.
+            the first call takes ten seconds or more, and the graph is cached for the same fun.
+        Inside torch.func's transforms it runs eagerly.
+        implicit: make x differentiable with respect to args, up to second derivatives, by the
+            implicit function theorem, in plain autograd and in torch.func. Problems that have not
+            converged are constant.
         callback: called as `callback(intermediate_result)` after each iteration; in a batch after
             each evaluation in which one of the problems has made an iteration. It stops the search
             by raising StopIteration or returning True, single problems of a batch by returning a
             bool tensor (B,). See `minimize`.
-        return_history: keep all iterates, in `history`. They take memory.
+        return_history: store all iterates in `history`, which needs memory.
 
     Returns:
-        `Root`, with scipy's fields. A least sum of squares that is no root has status −2.
+        `Root`, with scipy's fields. A minimum of the sum of squares that is not a root has status
+        −2.
 
     Raises:
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
             and, in a batch, for args that are not tensors.
-        ValueError: for an unknown method; numbers out of their ranges; another number of values
-            than unknowns; sizes that do not fit; under torch.vmap; and, for one problem, if values
-            or their Jacobian are not finite at x0. In a batch such a problem has status −1.
+        ValueError: for an unknown method; values out of range; another number of values than
+            unknowns; sizes that do not match; under torch.vmap; and, for one problem, if values or
+            their Jacobian are not finite at x0. In a batch such a problem has status −1.
 
-    Exceptions of fun pass through.
+    Exceptions of fun are not caught.
 
-    The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
-    fun do not.
+    The result of a problem does not depend on the other problems of a batch, bitwise, if the values
+    of fun do not.
 
     Papers: Dennis, Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear
     Equations" (1983), https://doi.org/10.1137/1.9781611971200, section 6.5; Broyden, "A class of
@@ -173,7 +175,7 @@ def root(
         history = watch.history()
     if not batched and int(found.status) == -1:
         raise ValueError(
-            "the function's values, or their Jacobian, are not finite at x0; begin elsewhere."
+            "the function's values, or their Jacobian, are not finite at x0; start elsewhere."
         )
     solution = found.x
     if implicit and args:
@@ -192,7 +194,7 @@ def _by_steps(
     method: Method, rules: newton.NewtonRules, problem: Problem, x: Tensor,
     data: newton.NewtonData, watch: Watch,
 ) -> Found:  # fmt: skip
-    """Solve, outside of autograd."""
+    """Solve, without autograd."""
     known: Any = newton if method == "newton" else broyden
 
     def begin(x: Tensor, own: newton.NewtonData) -> Any:
@@ -262,7 +264,7 @@ def _result(
 
 
 def _check_choices(method: Any, xtol: float, max_nfev: int | None) -> None:
-    """Raise ValueError for unknown names, and numbers out of their ranges."""
+    """Raise ValueError for unknown names, and values out of range."""
     if method not in METHODS:
         raise ValueError(
             f"unknown method {method!r}; choose one of {', '.join(map(repr, METHODS))}."

@@ -1,4 +1,4 @@
-"""What users see of a solver at work: callbacks, which may stop it, and histories."""
+"""Monitoring of solvers: callbacks, which may stop them, and histories."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from functional_optim.solvers.slots import RUNNING, STOPPED
 
 
 class IntermediateResult(NamedTuple):
-    """What a callback gets. With `batched=True` all have a leading dimension of problems, in the
-    order of x0.
+    """The argument of a callback. With `batched=True` all fields have a leading dimension of
+    problems, in the order of x0.
 
     Example::
 
@@ -28,16 +28,16 @@ class IntermediateResult(NamedTuple):
     """
 
     x: Any
-    """The present iterate, a tree like x0."""
+    """The current iterate, a tree like x0."""
     fun: Tensor
-    """Its value: 0-dim, float64. Of `least_squares` the cost, of `root` half the sum of squares.
-    NaN for problems of a large batch that wait for others to finish."""
+    """Its value: 0-dim, float64. For `least_squares` the cost, for `root` half the sum of squares.
+    NaN for problems of a large batch that have not started."""
     nfev: Any
     """Evaluations of the function so far: an int, or a tensor (B,)."""
     nit: Any
     """Iterations so far: an int, or a tensor (B,)."""
     running: Any
-    """Whether the search goes on: a bool, or a bool tensor (B,)."""
+    """Whether the search continues: a bool, or a bool tensor (B,)."""
 
 
 class IterateHistory(NamedTuple):
@@ -56,15 +56,15 @@ class IterateHistory(NamedTuple):
     x: Any
     """A tree like x0: (nit + 1, ...), in a batch (B, largest nit + 1, ...)."""
     fun: Tensor
-    """Their values, as those of `IntermediateResult`: (nit + 1,), in a batch (B, largest nit +
+    """Their values, see `IntermediateResult`: (nit + 1,), in a batch (B, largest nit +
     1)."""
 
 
 class Watch:
     """Looks at problems after each step of theirs.
 
-    callback: gets an `IntermediateResult` after each iteration; None for none. history: is every
-    iterate kept? look: from progress to points (B, n) and values (B,). x: the starting points.
+    callback: gets an `IntermediateResult` after each iteration; or None. history: whether to store
+    every iterate. look: from progress to points (B, n) and values (B,). x: the starting points.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Watch:
 
     @property
     def used(self) -> bool:
-        """Is there anything to do?"""
+        """Whether there is a callback or a history."""
         return self.callback is not None or self.rows is not None
 
     def see(self, index: Tensor, s: Any) -> Any:
