@@ -342,7 +342,7 @@ def test_a_recipe_or_loss_that_branches_runs_in_turn():
     with pytest.warns(RuntimeWarning, match="vmap fails for the loss or the recipe .RuntimeError"):
         found = sweep(branching)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
-    with pytest.warns(RuntimeWarning, match="the values run one after another"):
+    with pytest.warns(RuntimeWarning, match="they run one after another"):
         found = sweep(loss_fn=looking, chunk=2)
     assert_close(found.losses, runs(fo.adamw), 1e-12)
 
