@@ -4,7 +4,7 @@ from functional_optim.core.importing import as_installed as _as_installed
 from functional_optim.core.importing import on_demand as _on_demand
 from functional_optim.core.importing import uncollected as _uncollected
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _as_installed(__name__)
 
