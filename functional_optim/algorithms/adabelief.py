@@ -161,17 +161,18 @@ def scale_by_acprop(
             adaptive = numeric.where(first, 0.0, adaptive)
             plain = numeric.where(first, 1.0, plain)
         else:
-            adaptive = numeric.sqrt(1 - b2 ** (t - 1))  # 0 at the first step
+            adaptive = numeric.sqrt(1 - b2 ** numeric.where(first, 1.0, t - 1))
             plain, root_eps = numeric.where(first, 1.0, 0.0), eps * adaptive
-        eps = numeric.where(first, 0.0, eps)
-        root_eps = numeric.where(first, 1.0, root_eps)  # not 0, where s is 0
-        return 1 - b1, 1 - b2, adaptive, plain / (1 - b1**t), eps, root_eps
+            adaptive = numeric.where(first, 0.0, adaptive)
+        # the root of a positive number at the first step, too: that of 0 has no derivative
+        above, eps = numeric.where(first, 1.0, 0.0), numeric.where(first, 0.0, eps)
+        return 1 - b1, 1 - b2, adaptive, plain / (1 - b1**t), eps, root_eps, above
 
     def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a1, a2, adaptive, plain, eps, root_eps = numbers
+        a1, a2, adaptive, plain, eps, root_eps, above = numbers
         m = slots.exp_avg.lerp(g, a1)
         r, v = g - m, slots.exp_avg_var + eps
-        u = adaptive * g / (v.sqrt() + root_eps) + plain * m
+        u = adaptive * g / ((v + above).sqrt() + root_eps) + plain * m
         return u, BeliefSlots(m, v.lerp(r * r, a2))
 
     storage = Storage(nonnegative=("exp_avg_var",))

@@ -118,7 +118,16 @@ def minimizer(quadratic: Quadratic | Inverted, x: Tensor, g: Tensor, box: Box) -
     at = cauchy(quadratic, wide, g, box)
     free = ~(at.stopped | at.blocked)
     p = quadratic.solve(-at.slope, free)
-    return arrived(box, x, g, wide + at.z, p, at.stopped, at.blocked)
+    target = arrived(box, x, g, wide + at.z, p, at.stopped, at.blocked)
+    step = target.to(g.dtype) - wide
+    rest = step - at.z
+    change = (at.slope * rest).sum(-1) + 0.5 * (quadratic.times(rest) * rest).sum(-1)
+    worse = change > 0
+    if not bool(worse.any()):
+        return target
+    share = box.reach(wide + at.z, p).amin(-1, keepdim=True).clamp(max=1)
+    cut = arrived(box, x, g, wide + at.z, share * p, at.stopped, at.blocked)
+    return torch.where(worse.unsqueeze(-1), cut, target)
 
 
 def arrived(

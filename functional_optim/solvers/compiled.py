@@ -67,7 +67,11 @@ def _kept(key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def own(*args: Any) -> Any:
+        return function(*args)
+
+    own.__code__ = own.__code__.replace()  # torch bounds the number of graphs of a code object
     try:
-        return torch.compile(function, fullgraph=True, dynamic=False, options=QUICK)
+        return torch.compile(own, fullgraph=True, dynamic=False, options=QUICK)
     except RuntimeError:  # a version of torch without one of these options
-        return torch.compile(function, fullgraph=True, dynamic=False)
+        return torch.compile(own, fullgraph=True, dynamic=False)

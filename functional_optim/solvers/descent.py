@@ -112,7 +112,8 @@ def begun(
     status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
     aims = status == RUNNING
-    target, search, model, _ = _aimed(objective, Iterate(x, f, g), model, data, aims)
+    target, search, model, descends = _aimed(objective, Iterate(x, f, g), model, data, aims)
+    status = torch.where(aims & ~descends, -2, status)
     if data.box.exists:  # as L-BFGS-B, which has no scale yet
         search = search._replace(longest=torch.ones_like(f))
     count = torch.ones_like(status)
@@ -173,7 +174,7 @@ def advance(
     noise = rules.noise * s.at.f.abs()
     search, verdict = wolfe.across(s.search, new.f, (new.g * d).sum(-1), noise)
     good = verdict.good & new.g.isfinite().all(-1)
-    lower = (new.f < s.best.f) & new.g.isfinite().all(-1)
+    lower = (new.f < s.best.f) & new.f.isfinite() & new.g.isfinite().all(-1)
     best = where(good | (lower & running), new, s.best)
     nfev = s.nfev + running
     spent = nfev >= rules.max_nfev
@@ -184,7 +185,10 @@ def advance(
         at, best, s.target, where(running, search, s.search), s.model, s.status, nfev,
         s.nit + moved,
     )  # fmt: skip
-    return _aim(rules, objective, s, now, data, over, moved, spent) if bool(over.any()) else now
+    cut = spent & ~verdict.over
+    return (
+        _aim(rules, objective, s, now, data, over, moved, spent, cut) if bool(over.any()) else now
+    )
 
 
 def _aim(
@@ -196,6 +200,7 @@ def _aim(
     over: Tensor,
     moved: Tensor,
     spent: Tensor,
+    cut: Tensor,
 ) -> DescentProgress:
     """What follows the end of a search: the model learns, and says where to go next."""
     at = now.at
@@ -207,7 +212,7 @@ def _aim(
     decrease = s.at.f - at.f
     size = s.at.f.abs().maximum(at.f.abs()).clamp(min=1.0)
     status = torch.where(spent | (now.nit >= rules.maxiter), 0, RUNNING)
-    status = torch.where(moved & (decrease <= rules.ftol * size), 2, status)
+    status = torch.where(moved & ~cut & (decrease <= rules.ftol * size), 2, status)
     status = torch.where(stuck & (s.model.pairs == 0) & ~spent, -2, status)
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(flat, 1, status)

@@ -38,18 +38,32 @@ def solver_input(
 
     Raises:
         TypeError: for complex parameters and, in a batch, for args that are not tensors.
-        ValueError: under torch.vmap, and if args and x0 have different numbers of problems.
+        ValueError: under torch.vmap, and if args and x0 have different numbers of problems, or a
+            batch has none.
+        RuntimeError: in torch's inference mode.
     """
+    check_derivatives(name)
     x0, args, *rest = constants((x0, args, *others))
     check_real(x0)
     check_known(name, (x0, args))
     flat = Ravel(x0, batched=batched)
+    if batched and not flat.leaves[0].shape[0]:
+        raise ValueError(f"{name} got a batch without problems; pass x0 with one problem or more.")
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
         check_batched(args, flat)
     bound = fun if batched or not args else lambda params: fun(params, *args)
     x = flat.vector(x0).reshape(-1, one.size)
     return SolverInput(x0, args, flat, one, x, bound, args if batched else (), tuple(rest))
+
+
+def check_derivatives(name: str) -> None:
+    """Raise RuntimeError, in a solver's name, where autograd records nothing."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{name} needs derivatives, which torch.inference_mode() switches off; call it under "
+            "torch.no_grad() instead."
+        )
 
 
 def check_real(x0: Any) -> None:

@@ -157,13 +157,15 @@ def advance(
     took = accepted.unsqueeze(-1)
     x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
     p, slope = step(F, columns, accepted)
+    whole = s.slope <= -0.5 * (s.F * s.F).sum(-1)
     p, slope = torch.where(took, p, s.p), torch.where(accepted, slope, s.slope)
     t = torch.where(accepted, 1.0, shorter)
-    ends = short(s.t * norm(s.p), rules.xtol, x) & (s.t == 1) | short(norm(p), rules.floor, x)
+    ends = short(s.t * norm(s.p), rules.xtol, x) & (s.t == 1) & whole
+    ends = ends | short(norm(p), rules.floor, x) & (slope <= -0.5 * (F * F).sum(-1))
     nfev = s.nfev + running
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
     lost = (~accepted & (t < SHORTEST)) | (x == trial).all(-1) & ~accepted
-    status = torch.where(lost | (slope == 0), -2, status)
+    status = torch.where(lost | (slope >= -rules.floor * (F * F).sum(-1)), -2, status)
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
     return NewtonProgress(

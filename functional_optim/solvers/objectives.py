@@ -66,7 +66,10 @@ class Objective:
         with torch.enable_grad():
             f = vmap(self.single)(x, *args) if self.batched else self.single(x[0]).unsqueeze(0)
             if not f.requires_grad:
-                return f, torch.zeros_like(x)
+                raise ValueError(
+                    "the value does not depend on x by operations that autograd records; leave out "
+                    "detach, item, numpy and torch.tensor in the function."
+                )
             (g,) = torch.autograd.grad(f.sum(), x)
         return f, g
 

@@ -13,6 +13,7 @@ from functional_optim.core import base, modes
 from functional_optim.core.chain import WithoutGradients
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, residuals
+from functional_optim.solvers.given import check_derivatives
 from functional_optim.solvers.globalization import ACCEPTED, bent, guarded, ratio, scales
 from functional_optim.solvers.linear import System
 
@@ -46,6 +47,7 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     are missing, or residuals are not finite.
     """
     base.check_needed(name, residual_fn=residual_fn)
+    check_derivatives(name)
     if params is None:
         raise ValueError(
             f"{name} needs the parameters: call update(None, state, params, residual_fn=fn)."

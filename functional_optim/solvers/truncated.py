@@ -89,10 +89,19 @@ def _aimed(times: Times, x: Tensor, g: Tensor, box: Box) -> tuple[Tensor, Tensor
     free = (~(stopped | blocked)).to(g.dtype)
     p, used = _conjugate(times, g, g + Hz, free, far, tiny, used)
     target = arrived(box, x, g, wide + z, p, stopped, blocked)
-    uphill = ((target - wide) * g).sum(-1, keepdim=True) >= 0
-    if not bool(uphill.any()):
-        return target, used
     begin = arrived(box, x, g, wide + z, zero, stopped, blocked)
+    bent = (target != (wide + z + p).to(x.dtype)).any(-1) & (p != 0).any(-1)
+    worse = torch.zeros_like(bent)
+    if bool(bent.any()):
+        step = target.to(g.dtype) - wide
+        product, used = times(step), used + bent
+        model = (g * step).sum(-1) + 0.5 * (step * product).sum(-1)
+        worse = bent & ~(model <= (g * z).sum(-1) + 0.5 * (z * Hz).sum(-1))
+    if bool(worse.any()):  # cut the step at the first bound instead
+        share = box.reach(wide + z, p).amin(-1, keepdim=True).clamp(max=1)
+        cut = arrived(box, x, g, wide + z, share * p, stopped, blocked)
+        target = torch.where(worse.unsqueeze(-1), cut, target)
+    uphill = ((target - wide) * g).sum(-1, keepdim=True) >= 0
     return torch.where(uphill, begin, target), used
 
 

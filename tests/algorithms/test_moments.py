@@ -120,3 +120,21 @@ def test_warm_ups_of_ademamix_that_end_at_once_are_none():
     for found in (slow, weak):
         assert (found[1] - plain[1]).abs().max() > 1e-3
     assert_same(weak[5:], plain[5:])  # alpha has risen, and the averages are the same
+
+
+@pytest.mark.parametrize("rectify", [False, True])
+def test_acprop_has_derivatives_in_forward_mode(rectify):
+    """Its first step multiplies the root of 0 by 0."""
+    w = torch.ones(3, dtype=torch.float64)
+    g = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+    def moved(lr):
+        tx = fo.acprop(lr, rectify=rectify)
+        state, p = tx.init(w), w
+        for _ in range(7):
+            updates, state = tx.update(g, state, p)
+            p = fo.apply_updates(p, updates)
+        return p.sum()
+
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    assert_close(torch.func.jacfwd(moved)(lr), torch.func.jacrev(moved)(lr), 1e-10)

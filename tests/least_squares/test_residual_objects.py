@@ -197,7 +197,7 @@ def test_errors_change_nothing():
     before = values(net)
     with pytest.raises(TypeError, match="step needs a closure"):
         opt.step()
-    with pytest.raises(TypeError, match="returned one number"):
+    with pytest.raises(TypeError, match="returned a single number"):
         opt.step(lambda: residuals(net)().square().mean())
     with pytest.raises(RuntimeError, match="depend on none of the parameters"):
         opt.step(lambda: residuals(net)().detach())

@@ -169,6 +169,8 @@ CASES = {
     "gtol": (ValueError, "gtol must be 0 or more", {"gtol": -1.0}),
     "maxiter": (ValueError, "maxiter must be 1 or more", {"maxiter": 0}),
     "outside": (ValueError, "outside the bounds", {"bounds": (1.0, None)}),
+    "detached": (ValueError, "autograd records", {"fun": lambda x: x.detach().sum()}),
+    "no problems": (ValueError, "without problems", {"x0": torch.zeros(0, 2), "batched": True}),
     "pairs": (ValueError, "by bounds=tuple", {"bounds": [(0.0, 2.0), (1.0, 3.0)]}),
     "crossed": (ValueError, "lower bound is above", {"bounds": (1.0, 0.0)}),
     "complex": (TypeError, "must be real", {"x0": torch.zeros(2, dtype=torch.complex128)}),
@@ -186,3 +188,20 @@ def test_what_is_wrong_is_told_at_once(case):
     given = {"fun": rosenbrock, "x0": torch.zeros(2), **change}
     with pytest.raises(error, match=text):
         fo.minimize(given.pop("fun"), given.pop("x0"), **given)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_path_bent_by_bounds_is_not_taken_for_the_end(method):
+    """Projected onto the bounds, a step may be worse than the Cauchy point where it begins."""
+    generator = torch.Generator().manual_seed(1)
+    x0 = 4 * torch.rand(40, 2, generator=generator, dtype=torch.float64) - 2
+    upper = x0 + torch.rand(40, 2, generator=generator, dtype=torch.float64)
+
+    def solved(begin, method, *, gtol=1e-5):
+        return fo.minimize(
+            rosenbrock, begin, bounds=(None, upper), method=method, gtol=gtol, batched=True
+        )
+
+    found = solved(x0, method)
+    polished = solved(found.x, "l-bfgs-b", gtol=1e-9)
+    assert bool((found.fun - polished.fun <= 1e-5 * found.fun.clamp(min=1)).all())

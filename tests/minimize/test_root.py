@@ -190,3 +190,29 @@ def test_what_is_wrong_is_told_at_once(case, method):
 def test_the_limit_of_evaluations():
     found = fo.root(rosenbrock, torch.tensor([-1.2, 1.0], dtype=torch.float64), max_nfev=2)
     assert (found.status, found.nfev, found.success) == (0, 2, False)
+
+
+NO_ROOT = {
+    "parabola": (lambda x: x * x + 1, torch.ones(1)),
+    "constant": (lambda x: 0 * x + 1, torch.ones(1)),
+    "parallel lines": (
+        lambda x: torch.stack([x[0] + x[1] - 2, 2 * x[0] + 2 * x[1] - 5]),
+        torch.zeros(2),
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["newton", "lm", "broyden"])
+@pytest.mark.parametrize("name", NO_ROOT)
+def test_a_least_sum_of_squares_is_no_root(name, method):
+    fun, x0 = NO_ROOT[name]
+    found = fo.root(fun, x0.double(), method=method)
+    assert (found.status, found.success) == (-2, False)
+
+
+@pytest.mark.parametrize(
+    "solver", [fo.minimize, fo.root, fo.least_squares], ids=lambda f: f.__name__
+)
+def test_inference_mode_is_refused(solver):
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="call it under"):
+        solver(lambda x: (x - 3).square().sum().reshape(1), torch.zeros(1))
