@@ -183,7 +183,7 @@ class LevenbergMarquardt(ResidualOptimizer):
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
             Functions of `per_sample` get all of them as a dict by name (pass
             `model.named_parameters()`), without names by index. Parameters that do not require
-        gradients have no columns.
+            gradients have no columns.
         damping: μ of the first step, > 0.
         geodesic: add the second-order correction; for `per_sample` only.
         linear_solver: "auto", "cholesky", "qr", "kernel"; for `per_sample` also "cg", "lsmr".

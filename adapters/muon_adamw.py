@@ -55,7 +55,7 @@ class MuonAdamW(Optimizer):
             precision.
 
         The other arguments are those of :func:`functional_optim.muon_adamw`, with its defaults. All
-        except `adamw_lr` and `adamw_weight_decay` become entries of the groups.
+            except `adamw_lr` and `adamw_weight_decay` become entries of the groups.
 
     State of each parameter: `step`, and `momentum_buffer`, or `exp_avg` and `exp_avg_sq`.
 

@@ -69,7 +69,7 @@ def scale_by_apollo(
         seed: the seed of the projections, a Python integer.
 
         `scale`, `betas`, `eps` and `growth` may also be 0-dim tensors or schedules. The defaults
-        are those of the authors' code and examples.
+            are those of the authors' code and examples.
 
     State: `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see `ApolloSlots`.
 
@@ -189,7 +189,7 @@ def apollo(
             matrices, those with four and five are kernels.
 
         Hyperparameters may also be 0-dim tensors or schedules, except rank, update_proj_gap and
-        seed. The defaults are those of the authors' code and examples.
+            seed. The defaults are those of the authors' code and examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see
     `scale_by_apollo`; of others `exp_avg` and `exp_avg_sq`, like them.

@@ -55,7 +55,7 @@ def scale_by_galore(
         eps: added to the root before it is corrected for bias, ≥ 0.
 
         `scale`, `betas` and `eps` may also be 0-dim tensors or schedules. The defaults are those of
-        the authors' examples.
+            the authors' examples.
 
     State: `exp_avg`, `exp_avg_sq` and `projector`, see `GaloreSlots`.
 
@@ -196,7 +196,7 @@ def galore(
             matrices, those with four and five are kernels.
 
         Hyperparameters may also be 0-dim tensors or schedules, except rank and update_proj_gap.
-        The defaults of the last three are those of the authors' examples.
+            The defaults of the last three are those of the authors' examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq` and `projector`, see `scale_by_galore`; of others
     `exp_avg` and `exp_avg_sq`, like them.

@@ -72,7 +72,7 @@ def muon_adamw(
             converted by `matrix_views`.
 
         Hyperparameters may also be 0-dim tensors or schedules. Defaults: those of the article's
-        repository, with the decay of its example.
+            repository, with the decay of its example.
 
     State: `momentum_buffer` of hidden matrices, `exp_avg` and `exp_avg_sq` of all others, like the
     parameters.

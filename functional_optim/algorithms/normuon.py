@@ -64,7 +64,7 @@ def scale_by_normuon(
         ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
         Those that are numbers may also be 0-dim tensors or schedules, but for those of the
-        iteration. The defaults are the authors'.
+            iteration. The defaults are the authors'.
 
     State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
 

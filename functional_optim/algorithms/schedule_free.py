@@ -92,7 +92,7 @@ def schedule_free_sgd(
         maximize: ascend instead of descend.
 
         All except `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
-        authors'.
+            authors'.
 
     State: `z`, like the parameters; `average_share`, `lr_max` and `weight_sum`, scalars.
 
@@ -142,7 +142,7 @@ def schedule_free_adamw(
         maximize: ascend instead of descend.
 
         All except `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
-        authors'.
+            authors'.
 
     State: `z` and `exp_avg_sq`, like the parameters; `average_share`, `lr_max` and `weight_sum`,
     scalars.

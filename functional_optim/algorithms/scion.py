@@ -208,7 +208,7 @@ def scion(
             which they recommend 0.1, the default here. The Python number 0 drops the average.
         norm: "auto", "spectral", "spectral_conv", "sign", "col", "row" or "bias_rms", see
             `scale_by_scion`. Set norms and radii per layer with `partition`, or with the groups of
-        an optimizer object.
+            an optimizer object.
         normalized: for matrices: whether the norm counts inputs, see `scale_by_scion`.
         radius: of the ball, ≥ 0; the authors' `scale`. An example of theirs has 50 for hidden
             layers and 3000 for the last, with the norm "sign".

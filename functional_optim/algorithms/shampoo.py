@@ -129,9 +129,9 @@ def scale_by_shampoo(
             None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
         target_parameter_dimensionality: the number of dimensions to merge a parameter to, each with
             a factor: adjacent dimensions are merged, from the last on, while their product is at
-        most max_preconditioner_dim, until this number remains; dimensions of length 1 are dropped.
-        The source has 1; `math.inf` merges none. None: kernels of convolutions are matrices (out,
-        in · height · width), and matrices are unchanged.
+            most max_preconditioner_dim, until this number remains; dimensions of length 1 are
+            dropped. The source has 1; `math.inf` merges none. None: kernels of convolutions are
+            matrices (out, in · height · width), and matrices are unchanged.
         refresh: "together": roots of all parameters in one step; "spread": a part of them in each.
 
     Vectors are columns, unless `as_matrix` changes that. Other defaults are the source's.

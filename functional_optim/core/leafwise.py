@@ -133,7 +133,8 @@ def leafwise(
     Args:
         init: `init(p)` returns the tensor's slots, a NamedTuple of tensors of any shapes and
             dtypes (`None` for a slot that this tensor does not need). It is also called with
-        tensors without data, to determine the shapes and dtypes. `None` for a rule without slots.
+            tensors without data, to determine the shapes and dtypes. `None` for a rule without
+            slots.
         update: `update(u, slots, p, *numbers)` returns `(u, slots)`. It may only use operations on
             tensors, in place only on tensors that it has created. It may close over bools, strings
             and ints, but not over a number that may change: return such numbers from `scalars`.
@@ -145,11 +146,11 @@ def leafwise(
             are separate arguments. `t` is a float, or a 0-dim float64 tensor; for functions of it
             use `functional_optim.numeric`. With `carry` and `reduce` it is called as `scalars(t,
             carry, total)`. Its keyword-only parameters are hyperparameters, with their values at
-        step t, and extra arguments of `update`; with `**` it gets all hyperparameters.
+            step t, and extra arguments of `update`; with `**` it gets all hyperparameters.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
             They are summed over all parameters in float64 and passed to `scalars` as `total`.
-        Without `scalars`, `update` gets the totals. Compute measurements of a single tensor, such
-        as its norm, in `update`.
+            Without `scalars`, `update` gets the totals. Compute measurements of a single tensor,
+            such as its norm, in `update`.
         before: `before(t[, carry])` returns the scalars that `reduce` needs; it may take
             hyperparameters by name.
         carry: a NamedTuple of numbers, the initial values of scalars that are carried from step to

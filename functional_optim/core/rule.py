@@ -30,7 +30,7 @@ class Runs(NamedTuple):
     Args:
         choose: `choose(t[, carry])` returns the index of the variant of `update` for step t, from
             0; it may take hyperparameters by name. If the index is known, only that variant is run,
-        or compiled; a traced step has all, behind a condition. None: there is one variant.
+            or compiled; a traced step has all, behind a condition. None: there is one variant.
         turns: number of turns over which an expensive variant is spread, ≥ 1, for a rule that is
             not element-wise. `choose` then also takes a keyword-only `turn`, and is called for
             each, from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` refreshes a tenth of the
@@ -47,7 +47,7 @@ class Runs(NamedTuple):
             separate ones, and counts the steps in which it had a gradient, as in torch.optim.
         absent: `absent(slots, *numbers)` returns the slots of a tensor that has no gradient in a
             step, with the numbers of `update`. None: they do not change. For a shared rule that
-        carries scalars.
+            carries scalars.
         after: "lr" for a rule that changes the finished step, so that no learning rate may follow
             it. "step" for one that gets the parameter *after* the update as `p`, and returns `u`
             unchanged; only others of this kind may follow it. None: it may be anywhere in a chain.

@@ -55,8 +55,8 @@ def compile(
             five times faster than new tensors), for any tx. A tensor that occurs several times,
             such as a parameter that the state of `keep_snapshots` holds, is written once,
             parameters before state; the other occurrences get new tensors. Inside a transform of
-        torch.func only one-tensor rules write in place. A KeyboardInterrupt is raised before or
-        after all writes. False does not modify params and state.
+            torch.func only one-tensor rules write in place. A KeyboardInterrupt is raised before or
+            after all writes. False does not modify params and state.
         strict: raise a RuntimeError if the step cannot be compiled, before anything is written.
             False (the default) falls back to slower executors, and finally to the plain rules, with
             a warning that states the reason. Sparse gradients and tensors of unusual layouts run

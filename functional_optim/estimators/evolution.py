@@ -27,9 +27,9 @@ def es_gradient(
             as in the authors' code (https://github.com/openai/evolution-strategies-starter).
         ranks: replace the losses by their ranks, evenly from −0.5 for the best to 0.5 for the
             worst: outliers and the scale of the loss then have no effect, and NaN and infinite
-                losses rank last. The estimate has the gradient's direction, not its length. False:
-                use the losses; this is unbiased for the smoothed loss, and ignores a pair with a
-                NaN or an infinite loss.
+            losses rank last. The estimate has the gradient's direction, not its length. False:
+            use the losses; this is unbiased for the smoothed loss, and ignores a pair with a NaN
+            or an infinite loss.
         batched: evaluate all at once, under torch.vmap. False: one after the other, each leaf
             perturbed when it is read.
 

@@ -53,8 +53,8 @@ class Search(Made, SearchFunctions):
 
     * `step`: number of finished generations, 0-dim int64;
     * `seed`: 0-dim int64. All noise is a pure function of seed, step and index: `ask` returns the
-    same for the same state, a run continues bitwise equal from a saved state, and torch.vmap over
-    states of different seeds runs several searches;
+      same for the same state, a run continues bitwise equal from a saved state, and torch.vmap over
+      states of different seeds runs several searches;
     * `best`: the best candidate so far, a tree like params (at first they themselves);
     * `best_fitness`: its loss, 0-dim float64 (at first ∞).
 

@@ -117,7 +117,7 @@ def least_squares(
             them.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
             leaves may be None. They select the method "trf". fun is never evaluated outside the
-        bounds.
+            bounds.
         method: "lm", Levenberg–Marquardt with Nielsen's damping (the default); "dogleg", Powell's
             trust region; "trf", the method for bounds. Unlike scipy's "trf", it takes
             Levenberg–Marquardt steps of the free parameters, truncated at the bounds (Kanzow,
@@ -135,7 +135,7 @@ def least_squares(
         max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 100 n, scipy's.
         linear_solver: "auto" (the default): "kernel" for fewer residuals than parameters, else
             "cholesky". "qr" does not square the condition of J. "cg" and "lsmr" do not store the
-        Jacobian of a single problem. Bounds need "cholesky".
+            Jacobian of a single problem. Bounds need "cholesky".
         batched: every leaf of x0 and args has a leading dimension of independent problems. Put
             shared values into fun's closure. fun runs under torch.vmap. Bounds may be shared or
             have that dimension, too.

@@ -125,7 +125,7 @@ def minimize(
         compile: compile fun and its gradient with torch.compile (`batched` only). It pays off for
             functions of many operations, if the same fun is used many times: the first call takes
             ten seconds or more, and the graph is cached for the same fun. Products of "newton-cg",
-        and everything inside torch.func's transforms, run eagerly.
+            and everything inside torch.func's transforms, run eagerly.
         implicit: make x differentiable with respect to args, up to second derivatives, by the
             implicit function theorem, in plain autograd and in torch.func. Parameters at a bound,
             and problems that have not converged, are constant.

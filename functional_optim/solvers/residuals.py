@@ -99,7 +99,7 @@ def per_sample(fn: Callable[..., Any], *data: Any) -> PerSample:
     Args:
         fn: from the parameters and one sample to its residuals: a 0-dim tensor or a tensor of any
             shape. It runs under torch.vmap, so it must not branch on values, and gets a sample
-        without the leading dimension.
+            without the leading dimension.
         data: tensors, or trees of tensors, with one leading dimension in common: the samples.
 
     Returns:

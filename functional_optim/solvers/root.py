@@ -97,8 +97,8 @@ def root(
             them.
         method: "newton" (the default), Newton's method with a line search; "lm",
             Levenberg–Marquardt on the sum of squares, for distant starting points; "broyden", for
-        expensive functions, evaluates the Jacobian at the start, if it makes no progress, and at
-        the end, and updates it from values in between.
+            expensive functions, evaluates the Jacobian at the start, if it makes no progress, and
+            at the end, and updates it from values in between.
         xtol: stop after a step that is shorter than this times the norm of x, ≥ 0, but at least 10
             eps of x0's dtype. Default: that of scipy's "hybr".
         max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 100 (n + 1).
@@ -107,7 +107,7 @@ def root(
         compile: compile fun and its Jacobian, for "lm" whole steps, with torch.compile (`batched`
             only). It pays off for functions of many operations, if the same fun is used many times:
             the first call takes ten seconds or more, and the graph is cached for the same fun.
-        Inside torch.func's transforms it runs eagerly.
+            Inside torch.func's transforms it runs eagerly.
         implicit: make x differentiable with respect to args, up to second derivatives, by the
             implicit function theorem, in plain autograd and in torch.func. Problems that have not
             converged are constant.

@@ -28,7 +28,7 @@ def scale_by_polyak(
         variant: "sps"; "sps+" does not move if f is below f_min, instead of ascending.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's. In an
-        optimizer object, call `step(closure)`, which passes the value.
+            optimizer object, call `step(closure)`, which passes the value.
 
     Raises:
         ValueError: for hyperparameters out of range, and for an unknown variant.

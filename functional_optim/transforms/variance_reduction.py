@@ -31,7 +31,7 @@ def variance_reduction(
         max_norm: the Euclidean norm at which the corrected gradient of a tensor is clipped, > 0.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are those of the
-        authors' code.
+            authors' code.
 
     State: `previous_grad`, like the parameters.
 

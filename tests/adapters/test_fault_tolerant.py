@@ -182,7 +182,7 @@ def test_infinite_gradients_are_committed_or_refused(kind, average):
     net.bias.grad[1] = float("inf")
     opt.step()
     assert not opt.decision.committed
-    assert "parameter 1, of shape (2,), has an infinite or NaN entry" in opt.decision.reason
+    assert "parameter 1, of shape (2,), has an infinite or NaN element" in opt.decision.reason
     assert_same(everything(opt), before)
     train(opt, net, 1)
     assert opt.decision.committed

@@ -129,7 +129,7 @@ def of(net):
 STRANGE = {
     "a peer's schedulers are": lambda opt: (opt, opt.follow(halving(opt))),
     "2 parameter groups": lambda opt: (opt, opt.add_param_group({"params": torch.ones(1)})),
-    "pass the same everywhere": lambda _: (made("adamw", Local(), heal="schedules")[1], None),
+    "pass the same to all replicas": lambda _: (made("adamw", Local(), heal="schedules")[1], None),
     "parameter 0 is a torch.float32 of shape": lambda _: (of(torch.nn.Linear(3, 3)), None),
     "it has 1 of them": lambda _: (of(torch.nn.Linear(3, 2, bias=False)), None),
 }

@@ -157,7 +157,7 @@ def test_a_refused_group_leaves_the_object_as_it_was():
 
 def test_what_cannot_be_is_said_when_it_is_built():
     model = Net()
-    with pytest.raises(TypeError, match="names of parameters which go to Muon"):
+    with pytest.raises(TypeError, match="assigns parameters by name"):
         MuonAdamW(model.parameters())
     with pytest.raises(ValueError, match="found no matrix of a hidden layer"):
         MuonAdamW(model.wte.named_parameters(prefix="wte"))

@@ -182,7 +182,7 @@ def test_a_form_that_changes_after_the_first_step_is_refused():
     before = copy.deepcopy(opt.state_dict())
     for form in ("int4", None, "bfloat16"):
         opt.param_groups[0]["stored"] = form
-        with pytest.raises(RuntimeError, match="leave it as it was at the first step"):
+        with pytest.raises(RuntimeError, match="keep the value of the first step"):
             step(opt, params.values())
     del opt.param_groups[0]["stored"]
     step(opt, params.values())

@@ -177,7 +177,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "reordered": Fault(
         on_groups(lambda g: rename(g[0], ["body.bias", "body.weight", "head.weight"])),
-        ("another order", "body.bias was saved in the place of body.weight"),
+        ("another order", "body.bias was saved instead of body.weight"),
     ),
     "of SGD": Fault(
         of_another(torch.optim.SGD, lr=0.1, momentum=0.9), (), ("NAdam", "LBFGS", "GradientFree")
@@ -405,7 +405,7 @@ def test_names_in_the_place_of_parameters_are_compared():
     saved["param_groups"][0].pop("param_names")
     opt.load_state_dict(saved)
     saved["param_groups"][0]["params"].reverse()
-    with pytest.raises(ValueError, match=r"another order: head\.weight was saved in the place of"):
+    with pytest.raises(ValueError, match=r"another order: head\.weight was saved instead of"):
         opt.load_state_dict(saved)
 
 

@@ -101,7 +101,7 @@ def test_a_number_has_no_schedule_to_take():
     other, twin = make(lr=0.3, betas=(0.9, 0.99))
     go(other, twin, 2)
     before = copy.deepcopy(twin.state_dict())
-    with pytest.raises(ValueError, match=r"None was saved for lr, betas; it stands where"):
+    with pytest.raises(ValueError, match=r"None was saved for lr, betas; it replaces"):
         twin.load_state_dict(opt.state_dict())
     assert_same(twin.state_dict()["state"], before["state"])
     assert twin.state_dict()["param_groups"] == before["param_groups"]

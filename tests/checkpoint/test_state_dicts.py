@@ -414,7 +414,9 @@ def test_a_checkpoint_without_counts_asks_for_them():
     countless = {
         key: x for key, x in fo.state_dict(state, params).items() if not key.endswith("step")
     }
-    with pytest.raises(ValueError, match=r"missing: state\.cube\.step.*\n.*say with step="):
+    with pytest.raises(
+        ValueError, match=r"missing: state\.cube\.step.*\n.*finished steps as step="
+    ):
         fo.load_state_dict(state, countless, params)
     assert fo.load_state_dict(state, countless, params, step=5).step == 5
 
@@ -496,5 +498,5 @@ def test_the_step_that_is_said_counts(known):
     for bad in (-1, 0.5, torch.nan, "3", True):
         with pytest.raises(ValueError, match="step is"):
             fo.load_state_dict(state, saved, params, step=bad)
-    with pytest.raises(ValueError, match=r"say with step=… how many steps are done\.|NoneType"):
+    with pytest.raises(ValueError, match=r"pass the number of finished steps as step=…\.|NoneType"):
         fo.load_state_dict(state, saved, params)

@@ -334,7 +334,7 @@ def test_bad_input_raises_at_once():
         est.init(x, 0.5)
     with pytest.raises(TypeError, match="only floating-point"):
         est.init(torch.ones(3, dtype=torch.int64))
-    with pytest.raises(TypeError, match="cannot be told its values"):
+    with pytest.raises(TypeError, match="cannot use its values"):
         fo.forward_gradient().ask(est.init(x), x)
 
 

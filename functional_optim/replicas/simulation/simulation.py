@@ -111,7 +111,8 @@ class Simulation:
         min_replicas: the number of replicas that a quorum needs, including finished ones.
         heals_at_start: deliver a peer's state in `start`, as torchft with `use_async_quorum=False`:
             a healed replica participates. By default in `decide`: a healed replica is not part of
-        the mean. After `start`, a worker has to check whether it was healed to the end of training.
+            the mean. After `start`, a worker has to check whether it was healed to the end of
+            training.
         init_sync: make all replicas equal before the first commit. Default: True, as torchft.
         timeout: seconds without a message until an open step is refused.
         join_timeout: seconds that a quorum waits for the others.
