@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,15 +33,8 @@ class JointOptimizer(OptimizerBase):
 
     def _group(self) -> dict[str, Any]:
         """The hyperparameters, which all groups have in common."""
-        first, *others = self.param_groups
-        for name in self.defaults:
-            if any(group[name] != first[name] for group in others):
-                raise ValueError(
-                    f"{type(self).__name__} steps all groups together, but they have different "
-                    f"{name}: {[group[name] for group in self.param_groups]}; use one value for "
-                    "all."
-                )
-        return first
+        who = f"{type(self).__name__} steps all groups together"
+        return agreed(who, self.param_groups, self.defaults)
 
     def _known(self, tx: base.GradientTransformation, values: list[Tensor], first: Tensor) -> Any:
         """The state; missing entries come from `init`."""
@@ -58,6 +51,22 @@ class JointOptimizer(OptimizerBase):
             self.state[moving[0]] = state._asdict()
 
         held(finish)
+
+
+def agreed(who: str, groups: Sequence[dict[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """The first group, if all have the same values under these names.
+
+    Raises:
+        ValueError: otherwise; it begins with `who`.
+    """
+    first = groups[0]
+    for name in names:
+        values = [group[name] for group in groups]
+        if any(x != first[name] for x in values[1:]):
+            raise ValueError(
+                f"{who}, but they have different {name}: {values}; use one value for all."
+            )
+    return first
 
 
 def check_moving(moving: Collection[Any]) -> None:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 import functional_optim as fo
 from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.joint import agreed
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
@@ -117,14 +118,8 @@ class SAM(Optimizer):
 
     def _uphill(self) -> SharpnessAware:
         """The ascent step of all groups."""
-        first, *others = self.param_groups
-        for name in self.uphill:
-            if any(group[name] != first[name] for group in others):
-                raise ValueError(
-                    f"{type(self).__name__} takes one ascent step for all groups, but they have "
-                    f"different {name}: {[group[name] for group in self.param_groups]}; use one "
-                    "value for all."
-                )
+        who = f"{type(self).__name__} takes one ascent step for all groups"
+        first = agreed(who, self.param_groups, self.uphill)
         return type(self).around(fo.identity(), **{name: first[name] for name in self.uphill})
 
     def _at_the_worse_point(self, tx: SharpnessAware, closure: Callable[[], Any]) -> None:

@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.lbfgs.line_search import can_branch
-from functional_optim.algorithms.lbfgs.transform import ValueAndGrad, check_whole, flat_of
+from functional_optim.algorithms.lbfgs.transform import (
+    ValueAndGrad,
+    check_whole,
+    flat_of,
+    pair_of,
+)
 from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation, check_grads
 from functional_optim.core.factory import factory
@@ -185,13 +190,9 @@ def _self_scaled(
         as_before = base.recorded if torch.is_grad_enabled() else base.unrecorded
 
         def evaluate(point: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-            pair = as_before(value_and_grad, flat.tree(point[0]))
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise TypeError(
-                    f"value_and_grad returned a {type(pair).__name__}; return (value, gradients)."
-                )
-            check_grads(params, pair[1])
-            return wide(pair[0], flat.vector(pair[1]))
+            value, grads = pair_of(as_before(value_and_grad, flat.tree(point[0])))
+            check_grads(params, grads)
+            return wide(value, flat.vector(grads))
 
         at = descent.Iterate(x.detach().unsqueeze(0), *wide(value, g))
         return base.unrecorded(_run, rules, most, evaluate, at, state, flat)

@@ -8,6 +8,7 @@ and the minimum of the model over the free variables (section 5), projected as i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -118,33 +119,43 @@ def minimizer(quadratic: Quadratic | Inverted, x: Tensor, g: Tensor, box: Box) -
     at = cauchy(quadratic, wide, g, box)
     free = ~(at.stopped | at.blocked)
     p = quadratic.solve(-at.slope, free)
-    target = arrived(box, x, g, wide + at.z, p, at.stopped, at.blocked)
-    step = target.to(g.dtype) - wide
-    rest = step - at.z
-    change = (at.slope * rest).sum(-1) + 0.5 * (quadratic.times(rest) * rest).sum(-1)
-    worse = change > 0
-    if not bool(worse.any()):
-        return target
-    share = box.reach(wide + at.z, p).amin(-1, keepdim=True).clamp(max=1)
-    cut = arrived(box, x, g, wide + at.z, share * p, at.stopped, at.blocked)
-    return torch.where(worse.unsqueeze(-1), cut, target)
+    model: Quadratic = quadratic
+
+    def worse(target: Tensor) -> Tensor:
+        rest = target.to(g.dtype) - wide - at.z
+        return (at.slope * rest).sum(-1) + 0.5 * (model.times(rest) * rest).sum(-1) > 0
+
+    return arrived(box, x, g, wide + at.z, p, at.stopped, at.blocked, worse)
 
 
 def arrived(
-    box: Box, x: Tensor, g: Tensor, begin: Tensor, p: Tensor, stopped: Tensor, blocked: Tensor
+    box: Box,
+    x: Tensor,
+    g: Tensor,
+    begin: Tensor,
+    p: Tensor,
+    stopped: Tensor,
+    blocked: Tensor,
+    worse: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """The end of a step p from a Cauchy point within the bounds: (B, n), in the dtype of x.
 
     x: the point with gradient g. begin: the Cauchy point, in float64. stopped: variables that
-    reached a bound there. blocked: those at a bound in x. If the step does not descend, p is
-    truncated.
+    reached a bound there. blocked: those at a bound in x. worse: whether the model is higher at an
+    end, (B, n), than at the Cauchy point, (B,). A step that ends there, or does not descend, is cut
+    at the first bound.
     """
-    wide = x.to(g.dtype)
-    target = torch.where(stopped, box.towards(-g, x), (begin + p).to(x.dtype))
-    target = box.inside(torch.where(blocked, x, target))
-    uphill = ((target - wide) * g).sum(-1, keepdim=True) >= 0
-    if not bool(uphill.any()):
+    target = placed(box, x, g, begin + p, stopped, blocked)
+    uphill = ((target - x.to(g.dtype)) * g).sum(-1) >= 0
+    wrong = uphill | worse(target)
+    if not bool(wrong.any()):
         return target
     share = box.reach(begin, p).amin(-1, keepdim=True).clamp(max=1)
-    cut = torch.where(stopped, box.towards(-g, x), (begin + share * p).to(x.dtype))
-    return torch.where(uphill, box.inside(torch.where(blocked, x, cut)), target)
+    cut = placed(box, x, g, begin + share * p, stopped, blocked)
+    return torch.where(wrong.unsqueeze(-1), cut, target)
+
+
+def placed(box: Box, x: Tensor, g: Tensor, end: Tensor, stopped: Tensor, blocked: Tensor) -> Tensor:
+    """An end, in float64, in the dtype of x and within the bounds: see `arrived`."""
+    target = torch.where(stopped, box.towards(-g, x), end.to(x.dtype))
+    return box.inside(torch.where(blocked, x, target))

@@ -71,7 +71,7 @@ def advance(
     x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
     columns = torch.where(took.unsqueeze(-1), _learned(s.columns, step, F - s.F), s.columns)
     short = newton.short(s.t * norm(s.p), rules.xtol, s.x) & (s.t == 1)
-    ends = running & short & s.exact & (s.slope <= -0.5 * (s.F * s.F).sum(-1))
+    ends = running & short & s.exact & newton.is_whole(s.slope, s.F)
     still = running & ~accepted & (trial == s.x).all(-1)
     renews = running & ~s.exact & (~accepted | short) & ~(F == 0).all(-1)
     if bool(renews.any()):
@@ -84,10 +84,10 @@ def advance(
     nfev = s.nfev + running
     lost = exact & ~fresh & (t < newton.SHORTEST) | (still & s.exact)
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
-    status = torch.where(lost | (exact & (slope >= -rules.floor * (F * F).sum(-1))), -2, status)
+    status = torch.where(lost | (exact & newton.is_flat(rules, slope, F)), -2, status)
     status = torch.where(renews & ~columns.isfinite().all(-1).all(-1), -1, status)
-    whole = slope <= -0.5 * (F * F).sum(-1)
-    ends = ends | (exact & newton.short(norm(p), rules.floor, x) & whole)
+    short = newton.short(norm(p), rules.floor, x) & newton.is_whole(slope, F)
+    ends = ends | (exact & short)
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
     return BroydenProgress(

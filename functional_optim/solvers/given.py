@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -176,3 +176,15 @@ def mask_tree(flat: Ravel, mask: Tensor, *, batched: bool) -> Any:
         for x, shape in zip(rows.split(flat.sizes, -1), flat.shapes, strict=True)
     ]
     return tree.with_leaves(flat.like, parts)
+
+
+def count_of(x: Tensor, *, batched: bool) -> Any:
+    """A count of each problem, (B,), as a result has it: of one problem an int."""
+    return x if batched else int(x)
+
+
+def ending(status: Tensor, messages: Mapping[int, str], *, batched: bool) -> tuple[Any, Any, Any]:
+    """`status`, `success` and `message` of a result, from the statuses (B,)."""
+    said = [messages[x] for x in status.tolist()]
+    success = status > 0
+    return (status, success, said) if batched else (int(status), bool(success), said[0])

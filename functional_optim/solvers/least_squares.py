@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from functional_optim.solvers.compiled import compiled_step
 from functional_optim.solvers.given import (
     check_compile,
     checked_bounds,
+    count_of,
+    ending,
     mask_tree,
     of_each,
     solver_input,
@@ -238,7 +241,7 @@ def _run(
     def begin(x: Tensor, own: loop.Data) -> loop.Progress:
         return loop.start(rules, problem, x, own)
 
-    see = watch.see if watch.used else None
+    see = watch.seer
     with torch.no_grad():
         if compile and not modes.transformed():
             most = max(slots.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
@@ -266,12 +269,8 @@ def _result(
         low = (found.x <= data.lower).to(torch.int64)
     if data.upper is not None:
         high = (found.x >= data.upper).to(torch.int64)
-    statuses = found.status.tolist()
-    messages = [MESSAGES[x] for x in statuses]
 
-    def count(x: Tensor) -> Any:
-        return x if batched else int(x)
-
+    count = partial(count_of, batched=batched)
     residuals = found.r.reshape(-1, *shape) if len(shape) != 1 else found.r
     return Result(
         as_tree(solution, stored=True),
@@ -283,9 +282,7 @@ def _result(
         count(found.nfev),
         count(found.njev),
         count(found.nit),
-        count(found.status),
-        found.status > 0 if batched else statuses[0] > 0,
-        messages if batched else messages[0],
+        *ending(found.status, MESSAGES, batched=batched),
         history,
     )
 

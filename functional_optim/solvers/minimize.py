@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from functional_optim.solvers.dense import DENSE
 from functional_optim.solvers.given import (
     check_compile,
     checked_bounds,
+    count_of,
+    ending,
     mask_tree,
     solver_input,
 )
@@ -230,16 +233,7 @@ def _run(
     alone = not objective.batched
     most = 1 if alone else slots.capacity(size)
     with torch.no_grad():
-        return slots.run(
-            begin,
-            step,
-            x,
-            data,
-            most,
-            fixed=False,
-            alone=alone,
-            see=watch.see if watch.used else None,
-        )
+        return slots.run(begin, step, x, data, most, fixed=False, alone=alone, see=watch.seer)
 
 
 def _result(
@@ -256,12 +250,8 @@ def _result(
 
     at = found.at
     optimality = descent.projected(at, data.box).abs().amax(-1)
-    statuses = found.status.tolist()
-    messages = [MESSAGES[x] for x in statuses]
 
-    def count(x: Tensor) -> Any:
-        return x if batched else int(x)
-
+    count = partial(count_of, batched=batched)
     return Minimum(
         as_tree(solution, stored=True),
         at.f if batched else at.f[0],
@@ -271,9 +261,7 @@ def _result(
         count(found.nfev),
         count(found.nfev),
         count(found.nit),
-        count(found.status),
-        found.status > 0 if batched else statuses[0] > 0,
-        messages if batched else messages[0],
+        *ending(found.status, MESSAGES, batched=batched),
         count(found.products),
         watch.history(),
     )

@@ -157,21 +157,31 @@ def advance(
     took = accepted.unsqueeze(-1)
     x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
     p, slope = step(F, columns, accepted)
-    whole = s.slope <= -0.5 * (s.F * s.F).sum(-1)
+    whole = is_whole(s.slope, s.F)
     p, slope = torch.where(took, p, s.p), torch.where(accepted, slope, s.slope)
     t = torch.where(accepted, 1.0, shorter)
     ends = short(s.t * norm(s.p), rules.xtol, x) & (s.t == 1) & whole
-    ends = ends | short(norm(p), rules.floor, x) & (slope <= -0.5 * (F * F).sum(-1))
+    ends = ends | short(norm(p), rules.floor, x) & is_whole(slope, F)
     nfev = s.nfev + running
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
     lost = (~accepted & (t < SHORTEST)) | (x == trial).all(-1) & ~accepted
-    status = torch.where(lost | (slope >= -rules.floor * (F * F).sum(-1)), -2, status)
+    status = torch.where(lost | is_flat(rules, slope, F), -2, status)
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
     return NewtonProgress(
         x, F, p, slope, t, torch.where(running, status, s.status), nfev, s.njev + running,
         s.nit + accepted,
     )  # fmt: skip
+
+
+def is_whole(slope: Tensor, F: Tensor) -> Tensor:
+    """Whether a step is Newton's, along which ½ Σ F² has the slope −Σ F², and not Levenberg's."""
+    return slope <= -0.5 * (F * F).sum(-1)
+
+
+def is_flat(rules: NewtonRules, slope: Tensor, F: Tensor) -> Tensor:
+    """Whether a step does not change ½ Σ F², but for rounding."""
+    return slope >= -rules.floor * (F * F).sum(-1)
 
 
 def judged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -13,7 +14,13 @@ from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, slots
 from functional_optim.solvers.compiled import in_blocks
-from functional_optim.solvers.given import SolverInput, check_compile, solver_input
+from functional_optim.solvers.given import (
+    SolverInput,
+    check_compile,
+    count_of,
+    ending,
+    solver_input,
+)
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
@@ -206,16 +213,7 @@ def _by_steps(
     alone = not problem.batched
     most = 1 if alone else slots.capacity((problem.m + 1) * problem.m)
     with torch.no_grad():
-        return slots.run(
-            begin,
-            step,
-            x,
-            data,
-            most,
-            fixed=False,
-            alone=alone,
-            see=watch.see if watch.used else None,
-        )
+        return slots.run(begin, step, x, data, most, fixed=False, alone=alone, see=watch.seer)
 
 
 def _by_squares(
@@ -244,21 +242,15 @@ def _by_squares(
 def _result(
     found: Found, solution: Tensor, flat: Ravel, history: IterateHistory | None, *, batched: bool
 ) -> Root:
-    statuses = found.status.tolist()
-    messages = [MESSAGES[x] for x in statuses]
 
-    def count(x: Tensor) -> Any:
-        return x if batched else int(x)
-
+    count = partial(count_of, batched=batched)
     return Root(
         flat.tree(solution if batched else solution[0]),
         found.F if batched else found.F[0],
         count(found.nfev),
         count(found.njev),
         count(found.nit),
-        count(found.status),
-        found.status > 0 if batched else statuses[0] > 0,
-        messages if batched else messages[0],
+        *ending(found.status, MESSAGES, batched=batched),
         history,
     )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.solvers.box import Box, arrived
+from functional_optim.solvers.box import Box, arrived, placed
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.objectives import Objective
 from functional_optim.solvers.slots import ROWS
@@ -77,7 +77,6 @@ def _aimed(times: Times, x: Tensor, g: Tensor, box: Box) -> tuple[Tensor, Tensor
     wide = x.to(g.dtype)
     tiny = 10 * torch.finfo(x.dtype).eps
     far = norm(wide).clamp(min=1.0)
-    zero = torch.zeros_like(g)
     used = torch.zeros_like(g[:, 0], dtype=torch.int64)
     if not box.exists:
         free = torch.ones_like(g)
@@ -88,21 +87,23 @@ def _aimed(times: Times, x: Tensor, g: Tensor, box: Box) -> tuple[Tensor, Tensor
     z, Hz, stopped, used = _cauchy(times, wide, g, d, box, far, tiny)
     free = (~(stopped | blocked)).to(g.dtype)
     p, used = _conjugate(times, g, g + Hz, free, far, tiny, used)
-    target = arrived(box, x, g, wide + z, p, stopped, blocked)
-    begin = arrived(box, x, g, wide + z, zero, stopped, blocked)
-    bent = (target != (wide + z + p).to(x.dtype)).any(-1) & (p != 0).any(-1)
-    worse = torch.zeros_like(bent)
-    if bool(bent.any()):
+    bent = torch.zeros_like(used, dtype=torch.bool)
+
+    def worse(target: Tensor) -> Tensor:
+        nonlocal bent
+        bent = (target != (wide + z + p).to(x.dtype)).any(-1) & (p != 0).any(-1)
+        if not bool(bent.any()):
+            return bent
         step = target.to(g.dtype) - wide
-        product, used = times(step), used + bent
-        model = (g * step).sum(-1) + 0.5 * (step * product).sum(-1)
-        worse = bent & ~(model <= (g * z).sum(-1) + 0.5 * (z * Hz).sum(-1))
-    if bool(worse.any()):  # cut the step at the first bound instead
-        share = box.reach(wide + z, p).amin(-1, keepdim=True).clamp(max=1)
-        cut = arrived(box, x, g, wide + z, share * p, stopped, blocked)
-        target = torch.where(worse.unsqueeze(-1), cut, target)
+        model = (g * step).sum(-1) + 0.5 * (step * times(step)).sum(-1)
+        return bent & ~(model <= (g * z).sum(-1) + 0.5 * (z * Hz).sum(-1))
+
+    target = arrived(box, x, g, wide + z, p, stopped, blocked, worse)
+    used = used + bent
     uphill = ((target - wide) * g).sum(-1, keepdim=True) >= 0
-    return torch.where(uphill, begin, target), used
+    if not bool(uphill.any()):
+        return target, used
+    return torch.where(uphill, placed(box, x, g, wide + z, stopped, blocked), target), used
 
 
 def _cauchy(

@@ -85,9 +85,9 @@ class Watch:
         self.rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] | None = [] if history else None
 
     @property
-    def used(self) -> bool:
-        """Whether there is a callback or a history."""
-        return self.callback is not None or self.rows is not None
+    def seer(self) -> Callable[[Tensor, Any], Any] | None:
+        """`see`, if there is a callback or a history."""
+        return None if self.callback is None and self.rows is None else self.see
 
     def see(self, index: Tensor, s: Any) -> Any:
         """Look at problems `index`, (k,), and at the first k of what is known; what goes on of

@@ -35,11 +35,16 @@ MUTANTS = [
     ),
     *of(
         "box",
-        "test_minimize.py -k 'hs or tree'",
+        "test_minimize.py -k 'hs or tree or bent'",
         (
             "a step leaves the bounds",
-            "target = box.inside(torch.where(blocked, x, target))",
-            "target = torch.where(blocked, x, target)",
+            "return box.inside(torch.where(blocked, x, target))",
+            "return torch.where(blocked, x, target)",
+        ),
+        (
+            "a step that the bounds bend is never cut",
+            "wrong = uphill | worse(target)",
+            "wrong = uphill",
         ),
     ),
     *of(

@@ -271,12 +271,7 @@ def lbfgs(
         )
 
         def evaluate(point: Tensor) -> tuple[Any, Tensor]:
-            pair = value_and_grad(flat.tree(point.reshape(x.shape)))
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise TypeError(
-                    f"value_and_grad returned a {type(pair).__name__}; return (value, gradients)."
-                )
-            value, grads = pair
+            value, grads = pair_of(value_and_grad(flat.tree(point.reshape(x.shape))))
             f = form.value(value)
             check_grads(params, grads)
             return f, form.vector(flat.vector(grads))
@@ -362,6 +357,15 @@ def flat_of(params: Any, grads: Any, *, batched: bool = False) -> Ravel:
         raise ValueError("update needs the parameters: call update(grads, state, params).")
     check_grads(params, grads)
     return Ravel(params, batched=batched)
+
+
+def pair_of(found: Any) -> tuple[Any, Any]:
+    """A value and gradients, as `value_and_grad` must return them."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(
+            f"value_and_grad returned a {type(found).__name__}; return (value, gradients)."
+        )
+    return found
 
 
 def has_grad(run: Run) -> bool:
