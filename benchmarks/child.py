@@ -197,6 +197,20 @@ def backend_steady(**arguments: Any) -> dict[str, Any]:
     return steady(**arguments)
 
 
+def solve(**arguments: Any) -> dict[str, Any]:
+    """The samples of a solver of ours and of another, alternately, with one thread."""
+    from solvers import turns
+
+    return turns(**arguments)
+
+
+def least(**arguments: Any) -> dict[str, Any]:
+    """The lowest loss that a solver finds in some seconds."""
+    from solvers import least
+
+    return {"loss": least(**arguments)}
+
+
 def sharded(**arguments: Any) -> dict[str, Any]:
     """The samples of one of several processes that step their shards alternately."""
     from sharded import turns
@@ -220,6 +234,8 @@ PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
         peer,
         gpu,
         sharded,
+        solve,
+        least,
         backend_first,
         backend_steady,
     )

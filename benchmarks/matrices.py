@@ -12,7 +12,7 @@ from recipes import CYCLE, Recipe, matrix_soap, spread_soap
 from rows import Effort, Measured, Row
 from steps import Build, of, ours, row
 from torch import Tensor
-from workloads import EXPERTS, GPT, KERNELS, SQUARES, Workload
+from workloads import EXPERTS, GPT, KERNELS, SQUARES, WIDE, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -114,6 +114,10 @@ def rows() -> list[Row]:
         *[
             row(f"kernels-{name.lower()}", f"`{name}` on kernels", KERNELS, ours(name), flat(name))
             for name in ("NorMuon", "SOAP", "Shampoo")
+        ],
+        *[
+            row(name.lower(), f"`{name}`", WIDE, ours(name), {"our Muon": ours("Muon")})
+            for name in ("SOAP", "Shampoo")
         ],
         row("dion2", "`dion2`", SQUARES, of(fo.dion2), {"our Muon": ours("Muon")}),
     ]

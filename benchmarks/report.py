@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from rich.table import Table
-from rows import Result
+from rows import SMALL, Result
 from traffic import ADAMW
 
 HEADINGS = ("what", "workload", "ours", "theirs", "minima", "medians", "bar", "met")
@@ -28,13 +28,15 @@ def quantity(value: float, unit: str) -> str:
 
 
 def decimals(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if value >= SMALL else f"{value:.2g}"
 
 
 def bars(result: Result) -> str:
     """What is allowed: "≤ 1.00, then 0.95"."""
     unit = result.row.unit if result.row.judged == "ours" else ""
-    texts = [f"{bar:g} {unit}" if unit else f"{bar:.2f}" for bar in result.row.bars]
+    texts = [f"{bar:g} {unit}" if unit else decimals(bar) for bar in result.row.bars]
     return f"≤ {', then '.join(texts)}" if texts else "–"
 
 
@@ -46,7 +48,7 @@ def verdict(result: Result) -> str:
     if len(set(met)) == 1:
         return "yes" if met[0] else "**no**"
     pairs = zip(result.row.bars, met, strict=True)
-    return ", ".join([f"{bar:.2f} {'yes' if good else '**no**'}" for bar, good in pairs])
+    return ", ".join([f"{decimals(bar)} {'yes' if good else '**no**'}" for bar, good in pairs])
 
 
 def cells(result: Result) -> list[str]:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+SMALL = 0.1
+"""Ratios and bars below are printed to two digits."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -82,11 +85,16 @@ class Result:
         return self.ratio(statistics.median)
 
     def met(self) -> list[bool]:
-        """Whether each of the bars is met, as printed: to two decimals."""
+        """Whether each of the bars is met, as printed."""
         if self.measured is None:
             return []
         value = self.ratio() if self.row.judged == "ratio" else min(self.measured.ours)
-        return [value is not None and round(value, 2) <= bar for bar in self.row.bars]
+        return [value is not None and rounded(value) <= bar for bar in self.row.bars]
+
+
+def rounded(value: float) -> float:
+    """As printed: to two decimals, small values to two digits."""
+    return round(value, 2) if value >= SMALL else float(f"{value:.2g}")
 
 
 def attempt(row: Row, effort: Effort) -> Result:

@@ -28,6 +28,7 @@ import plot
 import report
 import research
 import sharded
+import solvers
 import steps
 import train_rows
 from rich.console import Console
@@ -80,8 +81,8 @@ def chosen(only: str | None) -> list[Row]:
         *train_rows.rows(),
         *lbfgs.rows(),
     ]
-    rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *peers.rows()]
-    rows += gpu_rows.rows()
+    rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *solvers.rows()]
+    rows += [*peers.rows(), *gpu_rows.rows()]
     if only is None:
         return rows
     wanted = [name.strip() for name in only.split(",")]

@@ -61,6 +61,7 @@ MANY = Workload("many", "10,000 tensors of 8", [(8,)] * 10_000, [(8,)] * 20)
 
 SQUARES = Workload("squares", "24 matrices of 64 × 64", [(64, 64)] * 24, [(4, 4)] * 2)
 
+WIDE = Workload("wide", "8 matrices of 1024 × 1024", [(1024, 1024)] * 8, [(4, 4)] * 2)
 EXPERTS = Workload("experts", "64 matrices of 128 × 128", [(128, 128)] * 64, [(4, 4)] * 2)
 KERNELS = Workload(
     "kernels",
@@ -69,4 +70,6 @@ KERNELS = Workload(
     [(4, 4, 3, 3)] * 2,
 )
 
-WORKLOADS = {own.key: own for own in (MLP, GPT, GPT48, BIG, SMALL, MANY, SQUARES, EXPERTS, KERNELS)}
+WORKLOADS = {
+    own.key: own for own in (MLP, GPT, GPT48, BIG, SMALL, MANY, SQUARES, WIDE, EXPERTS, KERNELS)
+}

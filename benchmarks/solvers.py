@@ -1,0 +1,236 @@
+"""Solvers: ours for many problems against a loop over scipy's, against optimistix, and each other.
+
+    make bench ARGS="--only solver"
+
+One thread on both sides. A loop over scipy's that would take minutes solves some of the problems;
+its time is scaled up to all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import fresh
+import problems
+import torch
+from pairs import Step, timed
+from rows import Effort, Measured, NotHere, Row
+from scipy import optimize
+from torch import Tensor
+
+import functional_optim as fo
+
+SAMPLE = 300
+"""Problems that scipy's loop solves."""
+TIGHT = 1e-8
+ROUNDS = 5
+PHYSICS = 20.0
+"""Seconds that each method has for the network."""
+SEEDS = 3
+
+Timed = dict[str, list[float]]
+
+
+def fits(many: problems.Many, compiled: bool) -> Step:
+    x0, data = many.tensors()
+    how: dict[str, Any] = {"batched": True, "compile": compiled, "implicit": False}
+    return lambda: fo.least_squares(many.fun, x0, (data,), **how)
+
+
+def scipy_fits(many: problems.Many) -> Step:
+    """Levenberg–Marquardt of MINPACK, with Jacobians."""
+    one = partial(optimize.least_squares, many.plain, jac=many.slopes, method="lm")
+    return lambda: [one(x, args=(y,)) for x, y in sampled(many)]
+
+
+def optimistix_fits(many: problems.Many) -> Step:
+    """optimistix's Levenberg–Marquardt under jax's vmap and jit."""
+    jax, library = importlib.import_module("jax"), importlib.import_module("optimistix")
+    jax.config.update("jax_enable_x64", True)
+    solver = library.LevenbergMarquardt(rtol=TIGHT, atol=TIGHT)
+    fun = partial(many.traced, jax.numpy)
+
+    def solved(x: Any, y: Any) -> Any:
+        return library.least_squares(fun, solver, x, y, max_steps=1000, throw=False).value
+
+    solve = jax.jit(jax.vmap(solved))
+    x0, data = jax.numpy.asarray(many.starts), jax.numpy.asarray(many.data)
+    return lambda: jax.block_until_ready(solve(x0, data))
+
+
+def minima(many: problems.Many) -> Step:
+    x0, data = many.tensors()
+    how: dict[str, Any] = {"batched": True, "method": "l-bfgs-b", "bounds": (-1.5, 0.8)}
+    return lambda: fo.minimize(many.fun, x0, (data,), **how)
+
+
+def scipy_minima(many: problems.Many, *, autograd: bool) -> Step:
+    """L-BFGS-B with gradients written for numpy, or with torch's."""
+
+    def slopes(x: Any, y: Any) -> tuple[float, Any]:
+        at = torch.from_numpy(x).requires_grad_()
+        value = many.fun(at, torch.from_numpy(y))
+        (grad,) = torch.autograd.grad(value, at)
+        return value.item(), grad.numpy()
+
+    bounds = optimize.Bounds(-1.5, 0.8)
+    fun, jac = (slopes, True) if autograd else (many.plain, many.slopes)
+    one = partial(optimize.minimize, fun, jac=jac, method="L-BFGS-B", bounds=bounds)
+    return lambda: [one(x.copy(), args=(y,)) for x, y in sampled(many)]
+
+
+def roots(many: problems.Many) -> Step:
+    x0, data = many.tensors()
+    return lambda: fo.root(many.fun, x0, (data,), batched=True)
+
+
+def scipy_roots(many: problems.Many) -> Step:
+    return lambda: [optimize.root(many.plain, x, (y,)) for x, y in sampled(many)]
+
+
+def sampled(many: problems.Many) -> Any:
+    return list(zip(many.starts[:SAMPLE], many.data[:SAMPLE], strict=True))
+
+
+PROBLEMS: dict[str, tuple[str, Callable[[int], problems.Many], int]] = {
+    "decays": ("fits of exponential decays", problems.decays, 1000),
+    "rosenbrocks": ("least squares of Rosenbrock", problems.rosenbrocks, 1000),
+    "stragglers": (
+        "fits, 2 % of them from bad starts", partial(problems.decays, stragglers=True), 10_000,
+    ),
+    "roots": ("systems of 5 equations", partial(problems.tridiagonals, n=5), 10_000),
+    "bounded": ("minima of 16 variables in bounds", partial(problems.valleys, n=16), 1000),
+}  # fmt: skip
+
+RIVALS: dict[str, tuple[Callable[[problems.Many], Step], Callable[[problems.Many], Step]]] = {
+    "eager": (partial(fits, compiled=False), scipy_fits),
+    "compiled": (partial(fits, compiled=True), scipy_fits),
+    "optimistix": (partial(fits, compiled=True), optimistix_fits),
+    "roots": (roots, scipy_roots),
+    "numpy": (minima, partial(scipy_minima, autograd=False)),
+    "autograd": (minima, partial(scipy_minima, autograd=True)),
+}
+
+
+def turns(problem: str, rival: str, rounds: int, quick: bool) -> Timed:
+    """The samples of ours and of a rival alternately, in this process, with one thread."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    torch.set_num_threads(1)
+    _, make, count = PROBLEMS[problem]
+    many = make(30 if quick else count)
+    mine, theirs = (build(many) for build in RIVALS[rival])
+    all_of_them = rival == "optimistix"
+    scale = 1.0 if all_of_them else len(many.starts) / len(sampled(many))
+    first = timed(mine)
+    theirs()
+    found: Timed = {"ours": [], "theirs": [], "first": [first]}
+    for _ in range(rounds):
+        found["ours"].append(timed(mine))
+        found["theirs"].append(scale * timed(theirs))
+    return found
+
+
+def least(method: str, seed: int, seconds: float) -> float:
+    """The lowest loss that a method finds for the network in some seconds, on one thread."""
+    torch.set_num_threads(1)
+    params, residuals = problems.poisson(seed)
+    best, end = math.inf, time.perf_counter() + seconds
+
+    def callback(intermediate_result: Any) -> bool:
+        nonlocal best
+        best = min(best, float(intermediate_result.fun))
+        return time.perf_counter() > end
+
+    def loss(p: dict[str, Tensor]) -> Tensor:
+        return residuals(p).square().sum() / 2
+
+    how: dict[str, Any] = {"gtol": 0.0, "ftol": 0.0, "callback": callback, "implicit": False}
+    if method == "lm":
+        fo.least_squares(residuals, params, xtol=0.0, max_nfev=10**7, **how)
+    else:
+        fo.minimize(loss, params, method=method, maxiter=10**7, **how)
+    return best
+
+
+def equal_time(method: str, rival: str, effort: Effort) -> Measured:
+    """The losses of both, from the same starts."""
+    seconds, seeds = (0.2, range(1)) if effort.quick else (PHYSICS, range(SEEDS))
+    ours, theirs = (
+        [fresh.fresh("least", method=own, seed=i, seconds=seconds)["loss"] for i in seeds]
+        for own in (method, rival)
+    )
+    return Measured(ours, theirs, f"our `{rival}`", f"Ratios by seed: {ratios(ours, theirs)}.")
+
+
+def ratios(ours: list[float], theirs: list[float]) -> str:
+    return ", ".join([f"{a / b:.1e}" for a, b in zip(ours, theirs, strict=True)])
+
+
+def compare(problem: str, rival: str, effort: Effort) -> Measured:
+    """The race, in a separate process."""
+    peer = rival == "optimistix"
+    absent = [x for x in ("jax", "optimistix") if peer and importlib.util.find_spec(x) is None]
+    if absent:
+        raise NotHere(f"{' and '.join(absent)} cannot be imported here.")
+    rounds = 1 if effort.quick else effort.repeats or ROUNDS
+    found = fresh.fresh("solve", problem=problem, rival=rival, rounds=rounds, quick=effort.quick)
+    name = f"optimistix {version(rival)}" if peer else "a loop over scipy's"
+    note = f"The first call took {found['first'][0]:.2g} s."
+    return Measured(found["ours"], found["theirs"], name, note)
+
+
+def first_call(rival: str, effort: Effort) -> Measured:
+    """Of a batch of fits, in a process that finds nothing compiled."""
+    found = [
+        fresh.fresh("solve", problem="decays", rival=rival, rounds=1, quick=True)["first"][0]
+        for _ in fresh.processes(effort)
+    ]
+    return Measured(found, [])
+
+
+def rows() -> list[Row]:
+    """Many problems at once, a network in equal time, and first calls."""
+    races = [
+        ("decays", "eager", 0.125),
+        ("decays", "compiled", 0.125),
+        ("decays", "optimistix", 0.25),
+        ("rosenbrocks", "compiled", 0.033),
+        ("rosenbrocks", "optimistix", 0.25),
+        ("stragglers", "compiled", 0.167),
+        ("stragglers", "optimistix", 0.4),
+        ("roots", "roots", 0.05),
+        ("bounded", "numpy", 0.125),
+        ("bounded", "autograd", 0.025),
+    ]
+    whats = {
+        "roots": "`root`",
+        "bounded": "`minimize`, l-bfgs-b",
+        "eager": "`least_squares`, eager",
+    }
+    found = []
+    for problem, rival, bar in races:
+        words, _, count = PROBLEMS[problem]
+        what = whats.get(problem, whats.get(rival, "`least_squares`, compiled"))
+        if problem == "bounded":
+            what = f"{what}; scipy's with {rival} gradients"
+        key, words = f"solver-{problem}-{rival}", f"{count:,} {words}, 1 thread"
+        found.append(Row(key, what, words, partial(compare, problem, rival), (bar,)))
+    for rival, bar in (("eager", 0.1), ("compiled", 5.0)):
+        what = f"First call of `least_squares`, {rival}, nothing cached"
+        words, _, count = PROBLEMS["decays"]
+        run = partial(first_call, rival)
+        found.append(Row(f"solver-first-{rival}", what, f"{count:,} {words}", run, (bar,), "ours"))
+    words = f"network for Poisson's equation, {PHYSICS:.0f} s"
+    for method, rival, bar in (("lm", "l-bfgs-b", 1e-3), ("ssbfgs", "bfgs", 1e-2)):
+        run = partial(equal_time, method, rival)
+        what = f"Loss of `{method}`"
+        found.append(Row(f"solver-poisson-{method}", what, words, run, (bar,), unit="loss"))
+    return found
