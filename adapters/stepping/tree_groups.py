@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.adapters.state.names import names_of
-from functional_optim.core import base, sharding
+from functional_optim.core import base, draws, sharding
 from functional_optim.core.memory import Written
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import partial
@@ -71,7 +71,9 @@ class TreeGroup:
         grads = [p.grad for p in self.params]
         params = self._tree(self.params)
         asked = {name: extra[name] for name in self.tx.extra if name in extra}
-        return self.tx.update(self._tree(grads), self.state(), params, **asked)
+        unnamed = self.names is None and self.group > 0  # paths start at "0" in each group
+        with draws.within(f"{self.group}." if unnamed else ""):
+            return self.tx.update(self._tree(grads), self.state(), params, **asked)
 
     def state(self) -> Any:
         """The state of the transformation, as stored."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +22,19 @@ def stream(seed: Tensor, *counters: Any) -> Tensor:
     for counter in counters:
         key = randomness.derived(key, counter)
     return key
+
+
+_local = threading.local()
+
+
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Inside, paths start in a place: equal paths in two places get independent numbers."""
+    before, _local.place = getattr(_local, "place", ""), place
+    try:
+        yield
+    finally:
+        _local.place = before
 
 
 class Wanted(NamedTuple):
@@ -81,6 +96,7 @@ def _own(key: Tensor, wanted: Wanted) -> Tensor:
 def wanted_for(path: str, p: Tensor) -> Wanted:
     """The shape and dtype of random numbers for a leaf: compute dtype, pairs for a complex one."""
     shape = (*p.shape, 2) if p.is_complex() else tuple(p.shape)
+    path = getattr(_local, "place", "") + path
     return Wanted(path, shape, compute_dtype(p), p.device)
 
 

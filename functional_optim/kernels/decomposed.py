@@ -89,3 +89,66 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "var.correction": _variance,
     "std.correction": _deviation,
 }
+
+
+def _softmax_backward(grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    g = grad * out
+    return _as(g - out * g.sum(dim, keepdim=True), dtype)
+
+
+def _log_softmax_backward(grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return _as(grad - out.exp() * grad.sum(dim, keepdim=True), dtype)
+
+
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    z = x * beta
+    return torch.where(z > threshold, x, z.exp().log1p() / beta)
+
+
+def _softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    z = (x * beta).exp()
+    return torch.where(x * beta > threshold, grad, grad * z / (z + 1))
+
+
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    s = x.sigmoid()
+    return grad * s * (1 + x * (1 - s))
+
+
+def _addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = {1: torch.mv, 2: torch.mm, 3: torch.bmm}[b.dim()]
+    return x * beta + product(a, b) * alpha
+
+
+def _repeat(x: Tensor, counts: Any) -> Tensor:
+    x = x.reshape(*[1] * (len(counts) - x.dim()), *x.shape)
+    wide = x.reshape([k for size in x.shape for k in (1, size)])
+    pairs = zip(counts, x.shape, strict=True)
+    wide = wide.expand([k for pair in zip(counts, x.shape, strict=True) for k in pair])
+    return wide.reshape([count * size for count, size in pairs])
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    most = x.amax(dim, keepdim=True)
+    most = torch.where(most.abs() == float("inf"), 0.0, most)
+    found = (x - most).exp().sum(dim, keepdim=True).log() + most
+    return found if keepdim else found.squeeze(dim)
+
+
+OF_DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "_softmax_backward_data.default": _softmax_backward,
+    "_log_softmax_backward_data.default": _log_softmax_backward,
+    "sigmoid_backward.default": lambda grad, out: grad * (out * (1 - out)),
+    "tanh_backward.default": lambda grad, out: grad * (1 - out * out),
+    "threshold_backward.default": lambda grad, x, at: torch.where(x > at, grad, 0.0),
+    "softplus.default": _softplus,
+    "softplus_backward.default": _softplus_backward,
+    "silu.default": lambda x: x * x.sigmoid(),
+    "silu_backward.default": _silu_backward,
+    "addmm.default": _addmm,
+    "addmv.default": _addmm,
+    "baddbmm.default": _addmm,
+    "repeat.default": _repeat,
+    "logsumexp.default": _logsumexp,
+}
+"""Those of functions that a solver differentiates, besides."""

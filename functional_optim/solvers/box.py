@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core import modes
 from functional_optim.solvers.dense import Inverted
+from functional_optim.solvers.linear import none_of
 from functional_optim.solvers.quadratics import Quadratic
 
 
@@ -83,25 +85,31 @@ def cauchy(quadratic: Quadratic, x: Tensor, g: Tensor, box: Box) -> Cauchy:
     ends, order = torch.where(blocked, torch.inf, ends).sort(dim=-1, stable=True)
     Bd = quadratic.times(d)
     z, slope, stopped = torch.zeros_like(d), g.clone(), torch.zeros_like(blocked)
-    rows = torch.arange(len(g), device=g.device)
+    rows = None if modes.recorded() else torch.arange(len(g), device=g.device)
+    going = torch.ones_like(blocked[:, 0])
     q, way, before = g, torch.zeros_like(d), torch.zeros_like(d[:, 0])
     for k in range(g.shape[-1]):
-        index, length = order[rows, k], ends[rows, k] - before
-        first, second = -(q * d).sum(-1), (Bd * d).sum(-1)
+        index, end = (order[:, k], ends[:, k]) if rows is None else (order[rows, k], ends[rows, k])
+        first, second, length = -(q * d).sum(-1), (Bd * d).sum(-1), end - before
         best = torch.where(second > 0, first / second, 0.0)
         crosses = best > length
         step = torch.where(crosses, length, best).unsqueeze(-1)
-        way, q = way + step * d, q + step * Bd
-        z[rows], slope[rows] = way, q
-        going = crosses.nonzero()[:, 0]
-        if not len(going):
-            break
-        rows, index = rows[going], index[going]
-        stopped[rows, index] = True
-        before = ends[rows, k]
-        way, q, d, Bd = [v[going] for v in (way, q, d, Bd)]
+        way, q, before = way + step * d, q + step * Bd, end
         hit = index.unsqueeze(-1)
-        Bd = Bd - d.gather(-1, hit) * quadratic.columns(rows, index)
+        if rows is None:  # all problems take part, and those that have a minimum stay there
+            active = going.unsqueeze(-1)
+            z, slope = torch.where(active, way, z), torch.where(active, q, slope)
+            going = going & crosses
+            stopped = stopped | (going.unsqueeze(-1) & stopped.scatter(-1, hit, True))
+        else:
+            z[rows], slope[rows] = way, q
+            left = crosses.nonzero()[:, 0]
+            if not len(left):
+                break
+            rows, hit = rows[left], hit[left]
+            stopped[rows, hit[:, 0]] = True
+            before, way, q, d, Bd = [v[left] for v in (before, way, q, d, Bd)]
+        Bd = Bd - d.gather(-1, hit) * quadratic.columns(rows, hit[:, 0])
         d = d.scatter(-1, hit, 0.0)
     return Cauchy(z, slope, stopped, blocked)
 
@@ -148,7 +156,7 @@ def arrived(
     target = placed(box, x, g, begin + p, stopped, blocked)
     uphill = ((target - x.to(g.dtype)) * g).sum(-1) >= 0
     wrong = uphill | worse(target)
-    if not bool(wrong.any()):
+    if none_of(wrong):
         return target
     share = box.reach(begin, p).amin(-1, keepdim=True).clamp(max=1)
     cut = placed(box, x, g, begin + share * p, stopped, blocked)

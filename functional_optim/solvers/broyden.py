@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.core import modes
 from functional_optim.solvers import newton
-from functional_optim.solvers.linear import norm
+from functional_optim.solvers.linear import none_of, norm
 from functional_optim.solvers.newton import NewtonData, NewtonRules
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.slots import ROWS, RUNNING
@@ -74,7 +75,7 @@ def advance(
     ends = running & short & s.exact & newton.is_whole(s.slope, s.F)
     still = running & ~accepted & (trial == s.x).all(-1)
     renews = running & ~s.exact & (~accepted | short) & ~(F == 0).all(-1)
-    if bool(renews.any()):
+    if not none_of(renews):
         columns = _renewed(problem, x, columns, data, renews)
     fresh = accepted | renews
     p, slope = newton.step(F, columns, fresh)
@@ -108,6 +109,9 @@ def _renewed(
     problem: Problem, x: Tensor, columns: Tensor, data: NewtonData, which: Tensor
 ) -> Tensor:
     """Jᵀ at x of the problems `which`, and of others what is given."""
+    if modes.recorded():
+        _, found = newton.evaluated(problem, x, data)
+        return torch.where(which[:, None, None], found, columns)
     rows = which.nonzero()[:, 0]
     count = len(rows)
     if problem.batched:

@@ -1,4 +1,4 @@
-"""Steps and evaluations compiled with torch.compile, kept for the functions that they call."""
+"""Evaluations compiled with torch.compile, kept for the functions that they call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import modes
-from functional_optim.solvers import loop
-from functional_optim.solvers.problems import Problem
 
 KEPT = 16
 """Number of cached graphs, least recently used first."""
@@ -24,15 +22,6 @@ BLOCK = 512
 """Problems in a compiled evaluation: one graph serves any number of them."""
 
 _steps: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
-
-
-def compiled_step(rules: loop.Rules, problem: Problem) -> loop.Step:
-    """`loop.advance` as one graph, for a fixed number of problems."""
-
-    def advance(s: loop.Progress, data: loop.Data) -> loop.Progress:
-        return loop.advance(rules, problem, s, data)
-
-    return _kept((problem.fun, problem.one.layout, problem.m, rules), advance)
 
 
 def in_blocks(key: Any, evaluate: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:

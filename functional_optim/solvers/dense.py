@@ -39,9 +39,12 @@ class Explicit(NamedTuple):
         """B v: (B, n)."""
         return product(self.B, v)
 
-    def columns(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Of problems `rows`, (k,), the columns `index`, (k,), of B: (k, n)."""
-        return self.B[rows, index]
+    def columns(self, rows: Tensor | None, index: Tensor) -> Tensor:
+        """Of problems `rows`, (k,), or all, the columns `index`, (k,), of B: (k, n)."""
+        if rows is not None:
+            return self.B[rows, index]
+        at = index[:, None, None].expand(-1, 1, self.B.shape[-1])
+        return self.B.gather(-2, at)[:, 0]
 
     def solve(self, r: Tensor, free: Tensor | None) -> Tensor:
         """p with B p = r among the variables that are free, (B, n) or all; 0 for others. NaN where

@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.solvers import quadratics, wolfe
 from functional_optim.solvers.box import Box, minimizer
-from functional_optim.solvers.linear import norm
+from functional_optim.solvers.linear import none_of, norm
 from functional_optim.solvers.objectives import Objective
 from functional_optim.solvers.slots import RUNNING
 from functional_optim.solvers.truncated import Hessian, newton_target, unknown
@@ -131,7 +131,7 @@ def _aimed(
     target, model = _target(objective, at, model, data, aims)
     slope = (at.g * (target.to(at.g.dtype) - wide)).sum(-1)
     bad = aims & ~((slope < 0) & target.isfinite().all(-1))
-    if bool(bad.any()):
+    if not none_of(bad):
         model = model.forgotten(bad)
         size = norm(at.g).clamp(min=1e-300).unsqueeze(-1)
         steepest = data.box.inside((wide - at.g / size.clamp(min=1.0)).to(at.x.dtype))
@@ -186,9 +186,7 @@ def advance(
         s.nit + moved,
     )  # fmt: skip
     cut = spent & ~verdict.over
-    return (
-        _aim(rules, objective, s, now, data, over, moved, spent, cut) if bool(over.any()) else now
-    )
+    return now if none_of(over) else _aim(rules, objective, s, now, data, over, moved, spent, cut)
 
 
 def _aim(
@@ -217,9 +215,9 @@ def _aim(
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(flat, 1, status)
     status = torch.where(over, status, s.status)
-    model = model.forgotten(stuck) if bool(stuck.any()) else model
+    model = model if none_of(stuck) else model.forgotten(stuck)
     aims = over & (status == RUNNING)
-    if not bool(aims.any()):
+    if none_of(aims):
         return now._replace(model=model, status=status)
     target, search, model, descends = _aimed(objective, at, model, data, aims)
     return now._replace(

@@ -103,6 +103,13 @@ def solve(kind: str, system: System, mu: Tensor, D: Tensor) -> tuple[Tensor, Ten
     return torch.where(ok.unsqueeze(-1), p, 0.0), ok
 
 
+def none_of(which: Tensor) -> bool:
+    """Whether no problem is in a mask, so that work for them can be left out. False where
+    operations are recorded."""
+    unknown = torch.compiler.is_compiling() or modes.recorded()
+    return not unknown and not bool(which.any())
+
+
 # ---------------------------------------------------------------- products
 
 
@@ -114,9 +121,9 @@ def norm(x: Tensor) -> Tensor:
 def padded(x: Tensor, *dims: int) -> Tensor:
     """x padded with zeros, so that its last dimensions (all of `dims`) are multiples of PAD.
 
-    A single problem is not padded.
+    A single problem, also one that is recorded, is not padded.
     """
-    if x.dim() == len(dims):
+    if x.dim() == len(dims) or modes.recorded():
         return x
     widths = [-x.shape[dim] % PAD if dim in dims else 0 for dim in (-1, -2)]
     if not any(widths):
@@ -247,11 +254,6 @@ def kernel(system: System, mu: Tensor, D: Tensor) -> Tensor:
 # ---------------------------------------------------------------- iterative
 
 
-def _can_stop() -> bool:
-    """Whether loops may depend on values."""
-    return not modes.traced()
-
-
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1, keepdim=True)
 
@@ -265,7 +267,7 @@ def cg(system: System, mu: Tensor, D: Tensor) -> Tensor:
     goal = size * TOLERANCE**2
     for _ in range(min(MOST, 2 * b.shape[-1])):
         going = size > goal
-        if _can_stop() and not bool(going.any()):
+        if not modes.traced() and none_of(going):
             break
         product = system.pull(system.push(direction / D)) / D + damping * direction
         curvature = _dot(direction, product)
@@ -290,7 +292,7 @@ def lsmr(system: System, mu: Tensor, D: Tensor) -> Tensor:
     goal = zetabar.abs() * TOLERANCE
     for _ in range(min(MOST, 2 * v.shape[-1])):
         going = zetabar.abs() > goal
-        if _can_stop() and not bool(going.any()):
+        if not modes.traced() and none_of(going):
             break
         u, beta = _unit(system.push(v / D) - alpha * u)
         v, alpha = _unit(system.pull(u) / D - beta * v)

@@ -116,7 +116,7 @@ def step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     g = (columns * F.unsqueeze(-2)).sum(-1)
     slope = -(F * F).sum(-1)
     lost = wanted & ~p.isfinite().all(-1)
-    if not bool(lost.any()):
+    if linear.none_of(lost):
         return p, slope
     size = norm(columns)
     mu = SINGULAR * size.amax(-1).square()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
+from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 
@@ -102,3 +103,21 @@ class Objective:
             return torch.zeros_like(v) if found is None else found.to(torch.float64)
 
         return times
+
+
+class OneObjective(Objective):
+    """The function of a problem of a batch, for a recording. evaluate: its value, 0-dim, from x
+    (n,) and its arguments."""
+
+    def __init__(self, objective: Objective, evaluate: Callable[..., Tensor]) -> None:
+        super().__init__(objective.fun, objective.one, batched=True)
+        self.evaluate = evaluate
+
+    def __call__(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        own = tree.map(lambda a: a[0], args)
+        point = x[0].detach().requires_grad_()
+        with torch.enable_grad():
+            f = self.evaluate(point, *own)
+            (g,) = torch.autograd.grad(f, point)
+        wide = torch.float64
+        return f.detach().to(wide).reshape(1), g.to(wide).unsqueeze(0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import residuals
 from functional_optim.solvers.losses import Loss
@@ -37,6 +38,10 @@ class Problem:
         self.matrix_free = matrix_free and not batched
         self.lazy = not batched
         self.graph: Callable[[Tensor, Any], tuple[Tensor, Tensor]] | None = None
+
+    def single(self, x: Tensor, *own: Any) -> Tensor:
+        """The residuals of one problem at x, (n,)."""
+        return as_vector(self.fun(self.one.tree(x), *own))
 
     def residuals(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """(B, n) → (B, m)."""
@@ -75,8 +80,22 @@ class Problem:
         return (r64 * factor).unsqueeze(0), (forward, backward)
 
     def _side_by_side(self, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
-        def one(x: Tensor, *own: Any) -> Tensor:
-            return as_vector(self.fun(self.one.tree(x), *own))
-
-        each = vmap(one)
+        each = vmap(self.single)
         return lambda x: each(x, *args)
+
+
+class OneProblem(Problem):
+    """A problem of a batch, for a recording. evaluate: its residuals, (m,), from x (n,) and its
+    arguments."""
+
+    def __init__(self, problem: Problem, evaluate: Callable[..., Tensor]) -> None:
+        super().__init__(problem.fun, problem.one, problem.m, batched=True)
+        self.evaluate = evaluate
+
+    def residuals(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        return self.evaluate(x[0], *tree.map(lambda a: a[0], args)).unsqueeze(0)
+
+    def linearize(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+        own = tree.map(lambda a: a[0], args)
+        r, columns = residuals.twice_backward(lambda x: self.evaluate(x, *own), x[0], x.shape[1])
+        return r.unsqueeze(0), columns.unsqueeze(0)

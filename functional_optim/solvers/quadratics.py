@@ -15,12 +15,13 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from functional_optim.core import modes
 from functional_optim.solvers import linear
 from functional_optim.solvers.dense import DENSE, Dense, DenseInverse, Explicit
-from functional_optim.solvers.linear import PAD, norm, padded
+from functional_optim.solvers.linear import norm, padded
 
 HISTORY = 8
-"""Pairs that `Limited` stores: the paper recommends 3 to 20. A multiple of `PAD`."""
+"""Pairs that `Limited` stores: the paper recommends 3 to 20. A power of 2 and multiple of `PAD`."""
 
 
 class Compact(NamedTuple):
@@ -38,13 +39,13 @@ class Compact(NamedTuple):
         u = self._signs() * _rows(self.W, v)
         return self.theta.unsqueeze(-1) * v + _sums(self.W, u)
 
-    def columns(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Of problems `rows`, (k,), the columns `index`, (k,), of B: (k, n)."""
-        W = self.W[rows]
+    def columns(self, rows: Tensor | None, index: Tensor) -> Tensor:
+        """Of problems `rows`, (k,), or all, the columns `index`, (k,), of B: (k, n)."""
+        W, theta = (self.W, self.theta) if rows is None else (self.W[rows], self.theta[rows])
         at = index[:, None, None].expand(-1, W.shape[-2], 1)
         column = _sums(W, self._signs() * W.gather(-1, at)[..., 0])
         unit = torch.zeros_like(column).scatter(-1, index.unsqueeze(-1), 1.0)
-        return column + unit * self.theta[rows].unsqueeze(-1)
+        return column + unit * theta.unsqueeze(-1)
 
     def solve(self, r: Tensor, free: Tensor | None) -> Tensor:
         """p with B p = r for the free variables, (B, n) or all; 0 for others."""
@@ -89,14 +90,13 @@ class Limited(NamedTuple):
         J, info = torch.linalg.cholesky_ex(theta * self.SS + L @ L.mT)
         P = torch.linalg.solve_triangular(J, theta * self.S + L @ V, upper=False)
         W = torch.cat([V, P], -2)
-        if bool(info.any()):
+        if not linear.none_of(info > 0):
             W = torch.where((info == 0)[:, None, None], W, 0.0)
         if n > 2 * HISTORY:
             return Compact(self.theta, W[..., :n])
         signed = torch.cat([W[:, :HISTORY], -W[:, HISTORY:]], -2)
-        B = W.mT @ signed
-        B.diagonal(dim1=-2, dim2=-1).add_(self.theta.unsqueeze(-1))
-        return Explicit(B[:, :n, :n])
+        B = (W.mT @ signed)[:, :n, :n]
+        return Explicit(B + torch.diag_embed(self.theta.unsqueeze(-1).expand(-1, n)))
 
     def learned(self, method: str, s: Tensor, y: Tensor, g: Tensor, useful: Tensor) -> Limited:
         """The model after steps s from gradients g, with differences y of these, for useful
@@ -104,29 +104,40 @@ class Limited(NamedTuple):
         size = norm(s).unsqueeze(-1)
         size = torch.where(size > 0, size, 1.0)
         s, y = padded(s / size, -1), padded(y / size, -1)
-        rows = useful.nonzero()[:, 0]
-        slot = (self.pairs % HISTORY)[rows]
-        sy, yy = (s * y).sum(-1)[rows], (y * y).sum(-1)[rows]
-        self.S[rows, slot] = s[rows]
-        self.Y[rows, slot] = y[rows]
-        products = _rows(self.S, s)[rows]
-        self.SS[rows, slot] = products
-        self.SS[rows, :, slot] = products
-        self.L[rows, slot] = _rows(self.Y, s)[rows]
-        self.L[rows, :, slot] = 0.0
-        self.D[rows, slot] = sy
-        self.theta[rows] = yy / sy
-        return self._replace(pairs=self.pairs + useful)
+        slot = self.pairs.bitwise_and(HISTORY - 1)
+        S, Y = _put(self.S, useful, slot, s), _put(self.Y, useful, slot, y)
+        sy, yy = (s * y).sum(-1), (y * y).sum(-1)
+        products = _rows(S, s)
+        SS = _put(_put(self.SS, useful, slot, products).mT, useful, slot, products).mT
+        L = _put(self.L, useful, slot, _rows(Y, s))
+        L = _put(L.mT, useful, slot, torch.zeros_like(products)).mT
+        D = _put(self.D, useful, slot, sy)
+        theta = torch.where(useful, yy / sy, self.theta)
+        return Limited(S, Y, SS, L, D, theta, self.pairs + useful)
 
     def forgotten(self, which: Tensor) -> Limited:
         """The model, reset for the problems in `which`."""
-        rows = which.nonzero()[:, 0]
-        for x in (self.S, self.Y, self.L):
-            x[rows] = 0.0
-        self.SS[rows] = torch.eye(HISTORY, dtype=self.S.dtype, device=self.S.device)
-        self.D[rows] = 1.0
-        self.theta[rows] = 1.0
-        return self._replace(pairs=torch.where(which, 0, self.pairs))
+        out, eye = (
+            which[:, None, None],
+            torch.eye(HISTORY, dtype=self.S.dtype, device=self.S.device),
+        )
+        S, Y, L = [torch.where(out, 0.0, x) for x in (self.S, self.Y, self.L)]
+        return Limited(
+            S, Y, torch.where(out, eye, self.SS), L, torch.where(out[..., 0], 1.0, self.D),
+            torch.where(which, 1.0, self.theta), torch.where(which, 0, self.pairs),
+        )  # fmt: skip
+
+
+def _put(target: Tensor, which: Tensor, slot: Tensor, value: Tensor) -> Tensor:
+    """The values, (B, ...), in the slots, (B,), of the problems in a mask: in place, unless it is
+    recorded."""
+    if modes.recorded():
+        here = torch.arange(HISTORY, device=target.device) == slot.unsqueeze(-1)
+        mask = (here & which.unsqueeze(-1)).reshape(*here.shape, *[1] * (target.dim() - 2))
+        return torch.where(mask, value.unsqueeze(1), target)
+    rows = which.nonzero()[:, 0]
+    target[rows, slot[rows]] = value[rows]
+    return target
 
 
 Model: TypeAlias = Dense | DenseInverse | Limited
@@ -140,7 +151,7 @@ def fresh(method: str, like: Tensor, *, bounded: bool) -> Model:
     eyes = like.new_zeros(count, *eye.shape) + eye
     if method in DENSE:
         return Dense(eyes, pairs) if bounded else DenseInverse(eyes, pairs)
-    S, Y = like.new_zeros(2, count, HISTORY, -(-n // PAD) * PAD)
+    S, Y = [padded(like.new_zeros(count, HISTORY, n), -1) for _ in range(2)]
     ones = torch.ones_like
     return Limited(S, Y, eyes, 0 * eyes, ones(S[..., 0]), ones(like[:, 0]), pairs)
 

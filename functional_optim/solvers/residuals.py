@@ -205,12 +205,14 @@ def backward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Ten
     return r, rows.movedim(0, -1)
 
 
-def twice_backward(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def twice_backward(
+    f: Callable[[Tensor], Tensor], x: Tensor, few: int = FEW
+) -> tuple[Tensor, Tensor]:
     """The same as `forward_over` by plain autograd: Jᵀu is linear in u, and its derivative is J.
 
     It takes less time than a forward pass. The first forward pass imports torch's compiler, and the
     first call of autograd with `grad_outputs` imports sympy, which take seconds: so this function
-    differentiates sums.
+    differentiates sums. few: parameters up to which it differentiates along each separately.
     """
     x = x.detach().requires_grad_()
     n = x.shape[-1]
@@ -220,8 +222,8 @@ def twice_backward(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Te
             return r, r.new_zeros((*x.shape, r.shape[-1]))
         u = torch.zeros_like(r, requires_grad=True)
         (pulled,) = torch.autograd.grad((r * u).sum(), x, create_graph=True)
-        sums = [row.sum() for row in pulled.unbind(-1)] if n <= FEW else []
-    if n > FEW:
+        sums = [row.sum() for row in pulled.unbind(-1)] if n <= few else []
+    if n > few:
         eye = torch.eye(n, dtype=x.dtype, device=x.device)
         along = eye.reshape(n, *[1] * (x.dim() - 1), n).expand(n, *x.shape)
         (columns,) = torch.autograd.grad(pulled, u, along, is_grads_batched=True)

@@ -40,7 +40,6 @@ def run(
     data: Any,
     capacity: int,
     *,
-    fixed: bool,
     alone: bool,
     see: Callable[[Tensor, S], S] | None = None,
 ) -> S:
@@ -53,14 +52,12 @@ def run(
         x0: (B, n).
         data: the data of each problem, a tree of tensors (B, ...).
         capacity: maximum number of problems that are evaluated together.
-        fixed: always evaluate that many.
         alone: whether there is one problem, so that no slots are kept for others.
         see: gets, after each step, the indices of the problems in the first slots, (k,), and the
             states of all slots; returns the new states.
     """
     total = x0.shape[0]
     least = 1 if alone else ROWS
-    rows = capacity if fixed else least
 
     def begin(first: int, last: int) -> tuple[S, Any, Tensor]:
         index = torch.arange(first, last, device=x0.device)
@@ -72,12 +69,12 @@ def run(
     taken = min(capacity, total)
     now, mine, index = begin(0, taken)
     results = tree.map(lambda x: x.new_empty((total, *x.shape[1:])), now)
-    now, mine = _with_empty(now, mine, -now.status.shape[0] % rows)
+    now, mine = _with_empty(now, mine, -now.status.shape[0] % least)
     while True:
         ended = now.status < RUNNING
         slots, waiting = ended.shape[0], total - taken
         left = len(index) - int(ended.sum())
-        fewer = slots if fixed else left + -left % rows
+        fewer = left + -left % least
         if not left or 4 * (left if waiting else fewer) <= 3 * slots:
             used = ended[: len(index)]
             done = used.nonzero()[:, 0]
@@ -94,7 +91,7 @@ def run(
                 index = torch.cat([index, numbers])
             if not len(index):
                 return results
-            now, mine = _with_empty(now, mine, -len(index) % rows)
+            now, mine = _with_empty(now, mine, -len(index) % least)
         now = step(now, mine)
         if see is not None:
             now = see(index, now)

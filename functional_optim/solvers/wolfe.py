@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.solvers.linear import none_of
+
 C1 = 1e-3
 """Sufficient decrease: L-BFGS-B's."""
 C2 = 0.9
@@ -94,7 +96,7 @@ def across(s: WolfeSearch, f: Tensor, slope: Tensor, noise: Tensor) -> tuple[Wol
     k = s.k + 1
     narrow = s.bracketed & ((s.t <= s.least) | (s.t >= s.most))
     verdict = Verdict(good | narrow | (k >= TRIALS), good)
-    if bool(verdict.over.all()):
+    if none_of(~verdict.over):
         return s._replace(k=k), verdict
     after, gave_up = _next(s, new, enough)
     return after._replace(k=k), Verdict(verdict.over | gave_up, good)

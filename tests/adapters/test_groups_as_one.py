@@ -443,3 +443,19 @@ def test_a_closure_of_the_user_hides_nothing():
 
     *_, step = numbers(lambda: fo.GradientTransformation(inside.init, update), {}, {})
     assert step(3.0, 4.0) == pytest.approx([-0.6, -0.8])
+
+
+@pytest.mark.parametrize("recipe", [lambda: fo.add_noise(1.0, 0.55, seed=3), fo.noisy_sgd])
+def test_unnamed_parameters_of_different_groups_get_independent_noise(recipe):
+    params = [torch.zeros(64, requires_grad=True) for _ in range(3)]
+    for p in params:
+        p.grad = torch.zeros(64)
+    opt = Optimizer([{"params": params[:2]}, {"params": params[2:]}], recipe)
+    alone = Optimizer([x.detach().clone().requires_grad_() for x in params[:2]], recipe)
+    for p in alone.param_groups[0]["params"]:
+        p.grad = torch.zeros(64)
+    opt.step()
+    alone.step()
+    noise = torch.stack([p.detach() for p in params])
+    assert (torch.corrcoef(noise) - torch.eye(3)).abs().max() < 0.5
+    assert torch.equal(noise[:2], torch.stack([*alone.param_groups[0]["params"]]).detach())

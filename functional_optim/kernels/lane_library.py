@@ -1,0 +1,172 @@
+"""Libraries that solve many problems: the start and a step of one, recorded and compiled."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels.lane_program import Program
+from functional_optim.kernels.lanes import DRIVER, MEMORY, PRELUDE, VECTOR, check
+from functional_optim.kernels.launches import TEAM
+from functional_optim.kernels.libraries import Native, library
+from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.print_cpp import SYMBOL
+from functional_optim.kernels.tape import Tape, recorded
+
+
+class Field(NamedTuple):
+    """A value of each problem: its dtype, and the elements that a problem has."""
+
+    dtype: torch.dtype
+    size: int
+
+
+class Routine(NamedTuple):
+    """A function to compile. inputs: the fields of its tensors. outputs: the new values of the
+    state's fields, in order."""
+
+    name: str
+    inputs: Sequence[int]
+    outputs: Sequence[Node]
+    tape: Tape
+
+
+class LaneSource:
+    """The text of a library.
+
+    fields: those of the state, then the data. states: how many belong to the state. status: which
+    one tells whether a problem is running, as it is equal to `running`.
+    """
+
+    outputs = 0
+
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        states: int,
+        status: int,
+        running: int,
+        routines: Sequence[Routine],
+    ) -> None:
+        self.fields, self.states = fields, states
+        vectors = [VECTOR[x.dtype] for x in fields]
+        text = ["struct State {"]
+        text += [
+            f"{kind} f{k}[{x.size}];"
+            for k, (kind, x) in enumerate(zip(vectors, fields, strict=True))
+        ]
+        text += ["};", *self._moves("load", len(fields)), *self._moves("store", states)]
+        condition = f"((const int64_t*)at[{status}])[p] == {running}"
+        text.append(f"static bool running(const int64_t* at, int64_t p) {{ return {condition}; }}")
+        scratch, first = 0, len(fields) + len(routines[0].tape.captured)
+        for routine in routines:
+            program = Program(
+                [(node, f"s.f{k}") for k, node in enumerate(routine.outputs)],
+                lambda i, at, own=routine.inputs: f"s.f{own[i]}[{at}]",
+            )
+            scratch = max(scratch, program.scratch)
+            text.append(
+                f"static APART void {routine.name}(State& s, const int64_t* at, char* scratch) {{"
+            )
+            text += _pointers("captured", routine.tape.captured, len(fields))
+            text += _pointers("fixed", routine.tape.fixed, first)
+            first += len(routine.tape.fixed)
+            text += [*program.lines, "}"]
+        driver = DRIVER.format(symbol=SYMBOL, scratch=scratch, status=f"f{status}", running=running)
+        self.text = PRELUDE + "\n".join(text) + driver
+
+    def _moves(self, name: str, count: int) -> list[str]:
+        """A function that moves a lane from or to torch's memory."""
+        lines = [f"static void {name}(State& s, const int64_t* at, int64_t p, int l) {{"]
+        for k, (dtype, size) in enumerate(self.fields[:count]):
+            check(dtype)
+            memory, lane = f"(({MEMORY[dtype]}*)at[{k}])[p * {size} + e]", f"s.f{k}[e][l]"
+            mask = dtype is torch.bool
+            move = f"{lane} = {'-' if mask else ''}{memory}"
+            if name == "store":
+                move = f"{memory} = {lane}{' != 0' if mask else ''}"
+            lines.append(f"for (int e = 0; e < {size}; ++e) {move};")
+        return [*lines, "}"]
+
+
+def _pointers(kind: str, tensors: Sequence[Tensor], first: int) -> list[str]:
+    return [
+        f"const auto {kind}{i} = (const {MEMORY[x.dtype]}*)at[{first + i}];"
+        for i, x in enumerate(tensors)
+    ]
+
+
+class LaneLibrary:
+    """A library, and what it needs besides the problems.
+
+    like: a state of one problem, to tell the shapes of its fields.
+    """
+
+    def __init__(
+        self, native: Native, source: LaneSource, like: Sequence[Tensor], fixed: Sequence[Tensor]
+    ) -> None:
+        self.native, self.source, self.like, self.fixed = native, source, like, fixed
+
+    def states(self, count: int) -> list[Tensor]:
+        """Memory for the states of so many problems."""
+        return [x.new_empty((count, *x.shape[1:])) for x in self.like]
+
+    def run(
+        self, states: Sequence[Tensor], data: Sequence[Tensor], captured: Sequence[Tensor], *,
+        begins: bool, most: int = 1 << 62,
+    ) -> None:  # fmt: skip
+        """Start all problems, or make up to so many steps of each that is running.
+
+        states: (B, ...), written in place. data: (B, ...). captured: tensors of the functions.
+        """
+        given = [x.contiguous() for x in (*data, *captured, *self.fixed)]
+        count, threads = states[0].shape[0], torch.get_num_threads()
+        addresses = [x.data_ptr() for x in (*states, *given)]
+        call = array.array("q", [count, most, threads, TEAM, int(begins), *addresses])
+        self.native.call(call.buffer_info()[0])
+
+
+def compiled(
+    start: Callable[..., Sequence[Tensor]],
+    step: Callable[..., Sequence[Tensor]],
+    x: Tensor,
+    data: Sequence[Tensor],
+    tapes: tuple[Tape, Tape],
+    status: Callable[[], int],
+    running: int,
+) -> LaneLibrary | None:
+    """The library of a start, `start(x, *data)`, and a step, `step(*state, *data)`.
+
+    Both return the fields of the state, of which x is the first. x, data: of one problem, with a
+    leading dimension of 1. status: the index of the state's status, once a start was recorded.
+    Returns None if there is no compiler.
+
+    Raises:
+        Unsuitable: for operations that no library has.
+    """
+    like: list[Tensor] = []
+
+    def begin(*given: Tensor) -> Sequence[Tensor]:
+        like[:] = start(*given)
+        return like
+
+    first = recorded(begin, [x, *data], tapes[0])
+    state = [y.detach().clone() for y in like]
+    second = recorded(step, [*state, *data], tapes[1])
+    if [len(t.captured) for t in tapes[:1]] != [len(t.captured) for t in tapes[1:]]:
+        raise Unsuitable("a function that is another at each call")
+    fields = [Field(y.dtype, y.numel()) for y in (*state, *data)]
+    after = range(len(state), len(fields))
+    routines = [
+        Routine("start", [0, *after], first, tapes[0]),
+        Routine("advance", [*range(len(fields))], second, tapes[1]),
+    ]
+    source: Any = LaneSource(fields, len(state), status(), running, routines)
+    native = library(source)
+    if native is None:
+        return None
+    return LaneLibrary(native, source, state, [*tapes[0].fixed, *tapes[1].fixed])

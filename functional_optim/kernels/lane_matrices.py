@@ -1,0 +1,104 @@
+"""Decompositions and systems of equations of eight problems, and what puts vectors in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from functional_optim.kernels.lane_loops import Loops, NoMemory, size_of
+from functional_optim.kernels.node import Node, Unsuitable
+
+if TYPE_CHECKING:
+    from functional_optim.kernels.lane_program import Program
+
+FACTORS = ("linalg_cholesky_ex.default[0]", "linalg_cholesky_ex.default[1]")
+TRIANGULAR = "linalg_solve_triangular.default"
+SYSTEMS = ("_linalg_solve_ex.default[0]", "_linalg_solve_ex.default[3]")
+SORTED = ("sort.stable[0]", "sort.stable[1]")
+
+
+def matrix(program: Program, a: Node) -> tuple[str, int]:
+    """Memory with a square matrix, and its size."""
+    n = a.shape[-1]
+    if size_of(a) != n * n or a.dtype is not torch.float64:
+        raise Unsuitable(f"a decomposition of {a.dtype} of shape {a.shape}")
+    if a not in program.buffers:
+        raise NoMemory(a)
+    return program.buffers[a], n
+
+
+def cholesky(program: Program, node: Node) -> None:
+    """The factor, or whether the matrix has no factor."""
+    a = node.args[0]
+    source, n = matrix(program, a)
+    if a not in program.factors:
+        program.factors[a] = f"l{a.index}"
+        program.lines.append(f"D* const l{a.index} = (D*)(scratch + {program.room(n * n)});")
+        program.lines.append(f"cholesky(l{a.index}, {source}, {n});")
+    if node.op == FACTORS[0]:
+        program.buffers[node] = program.factors[a]
+    else:
+        program.lines.append(f"{program.buffer(node)}[0] = ~positive({program.factors[a]}, {n});")
+
+
+def triangular(program: Program, node: Node) -> None:
+    """Substitution, forward or backward."""
+    a, b = node.args[:2]
+    n, count = b.shape[-2:]
+    if size_of(a) != n * n or size_of(b) != n * count or a.dtype is not torch.float64:
+        raise Unsuitable("a batch of triangular systems in one problem")
+    if node.kwargs.get("unitriangular") or not node.kwargs.get("left", True):
+        raise Unsuitable("another kind of triangular system")
+    upper, head = node.kwargs["upper"], (0,) * (len(b.shape) - 2)
+    inner, outer = Loops(()), Loops(())
+    coefficient = program.value(a, (*head, "i", "j"), inner)
+    right = program.value(b, (*head, "i", "c"), outer)
+    pivot = program.value(a, (*head, "i", "i"), outer)
+    order = f"int i = {n - 1}; i >= 0; --i" if upper else f"int i = 0; i < {n}; ++i"
+    others = f"int j = i + 1; j < {n}; ++j" if upper else "int j = 0; j < i; ++j"
+    buffer = program.buffer(node)
+    program.lines += [
+        f"for (int c = 0; c < {count}; ++c) for ({order}) {{",
+        *outer.lines,
+        f"D t = {right};",
+        f"for ({others}) {{",
+        *inner.lines,
+        f"t -= {coefficient} * {buffer}[j * {count} + c]; }}",
+        f"{buffer}[i * {count} + c] = t / {pivot}; }}",
+    ]
+
+
+def system(program: Program, node: Node) -> None:
+    """The solution of a system, or whether it is singular: it has a pivot of 0."""
+    a, b = node.args[:2]
+    source, n = matrix(program, a)
+    if size_of(b) % n or b not in program.buffers:
+        raise NoMemory(b)
+    key = (a, b)
+    if key not in program.solved:
+        count, size = size_of(b) // n, n * (n + size_of(b) // n)
+        program.solved[key] = f"x{node.index}"
+        program.lines += [
+            f"D* const x{node.index} = (D*)(scratch + {program.room(size)});",
+            f"const I x{node.index}_failed = solved(x{node.index}, {source}, "
+            f"{program.buffers[b]}, {n}, {count});",
+        ]
+    name, buffer = program.solved[key], program.buffer(node)
+    if node.op == SYSTEMS[0]:
+        program.lines.append(f"for (int i = 0; i < {size_of(b)}; ++i) {buffer}[i] = {name}[i];")
+    else:
+        program.lines.append(f"{buffer}[0] = {name}_failed;")
+
+
+def sort(program: Program, node: Node) -> None:
+    """A vector in order, or the places of its elements in it."""
+    x, n = node.args[0], size_of(node)
+    named = node.kwargs
+    if n != x.shape[named.get("dim", -1)] or named.get("descending"):
+        raise Unsuitable("a sort of several vectors, or from the largest on")
+    if x not in program.buffers:
+        raise NoMemory(x)
+    program.lines.append(
+        f"sort_{SORTED.index(node.op)}({program.buffer(node)}, {program.buffers[x]}, {n});"
+    )

@@ -1,0 +1,251 @@
+"""The operations of a function on tensors of known shapes, recorded while it runs.
+
+Unlike `record.py`, whose graphs are for tensors of all sizes, a tape is for one size. Tensors that
+the function has not been given, such as those of a closure, are separate inputs: `captured`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels import ops
+from functional_optim.kernels.decomposed import DECOMPOSED, OF_DERIVATIVES
+from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.private import DispatchMode
+
+BASE: Any = DispatchMode or object
+SEVERAL = {**DECOMPOSED, **OF_DERIVATIVES}
+CONSTANT = ("full.default", "fixed")
+"""Values that are the same at each call."""
+READS = ("_local_scalar_dense.default", "equal.default", "is_nonzero.default")
+
+
+class Tape(BASE):
+    """Records the operations that run under it.
+
+    nodes: all values. captured: tensors met while `capturing`, in their order. fixed: other
+    tensors that no input determines. calls: what was recorded while `capturing`, to compare.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.captured: list[Tensor] = []
+        self.fixed: list[Tensor] = []
+        self.calls: list[Any] = []
+        self.inside = False
+        self.known: dict[Any, Node] = {}
+        self.places: dict[int, set[Any]] = {}
+        """For each memory the keys of the values in it."""
+        self.alive: list[Tensor] = []
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Inside runs the user's function."""
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def given(self, x: Tensor, i: int) -> None:
+        """Tensor i of the inputs."""
+        self._note(x, "input", (i,), {})
+
+    def node_of(self, x: Tensor) -> Node:
+        """The node of a tensor."""
+        found = self.known.get(_key(x))
+        return self._foreign(x) if found is None else found
+
+    def _note(self, x: Tensor, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        if not x.numel() or x.device.type != "cpu" or x.layout is not torch.strided:
+            raise Unsuitable(f"a tensor of shape {tuple(x.shape)} on {x.device}")
+        node = Node(op, args, kwargs, x.dtype, x.shape)
+        node.index = len(self.nodes)
+        node.axes = tuple(range(x.dim()))
+        self.nodes.append(node)
+        key = _key(x)
+        self.known[key] = node
+        self.places.setdefault(x.untyped_storage().data_ptr(), set()).add(key)
+        self.alive.append(x)
+        return node
+
+    def _foreign(self, x: Tensor) -> Node:
+        """A tensor that no operation here has made."""
+        if x.requires_grad and x.grad_fn is not None:
+            raise Unsuitable("a tensor with a history of operations")
+        if not self.inside:
+            return self._constant(x)
+        self.captured.append(x)
+        node = self._note(x, "captured", (len(self.captured) - 1,), {})
+        self.calls.append(("captured", x.dtype, tuple(x.shape)))
+        return node
+
+    def _constant(self, x: Tensor) -> Node:
+        """A value that is the same at each call."""
+        first = x.reshape(-1)[:1]
+        if bool((x == first).all()):
+            value = first.item()
+            if self.inside:
+                self.calls.append((value, x.dtype, tuple(x.shape)))
+            return self._note(x, "full.default", (tuple(x.shape), value), {})
+        if self.inside:
+            self.calls.append((tuple(x.reshape(-1).tolist()), x.dtype, tuple(x.shape)))
+        self.fixed.append(x.detach().clone())
+        return self._note(x, "fixed", (len(self.fixed) - 1,), {})
+
+    def see(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operation, and record it."""
+        kwargs = kwargs or {}
+        op = str(func).removeprefix("aten.")
+        if op in SEVERAL:
+            with self:
+                return SEVERAL[op](*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Unsuitable(f"random numbers ({op})")
+        if op in READS and any(self._varies(x) for x in args if isinstance(x, Tensor)):
+            raise Unsuitable("a function that reads values")
+        if op in ops.REDUCE and kwargs.get("dtype") not in (None, args[0].dtype):
+            with self:
+                args, kwargs = (args[0].to(kwargs["dtype"]), *args[1:]), {**kwargs, "dtype": None}
+        given = self._nodes(args)
+        named = {key: self._nodes(x) for key, x in kwargs.items() if x is not None}
+        mutated = [i for i, x in enumerate(func._schema.arguments) if _written(x)]
+        if mutated:
+            return self._mutated(func, args, kwargs, given, named, mutated)
+        out = func(*args, **kwargs)
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for i, x in enumerate(results):
+            if isinstance(x, Tensor):
+                name = f"{op}[{i}]" if isinstance(out, (tuple, list)) else op
+                self._result(x, name, args, given, named)
+        return out
+
+    def _result(self, x: Tensor, op: str, args: Any, given: Any, named: dict[str, Any]) -> None:
+        if any(isinstance(y, Tensor) and _key(y) == _key(x) for y in args):
+            return  # the same elements in the same order
+        if self.inside:
+            self.calls.append((op, _plain(given), _plain(named), x.dtype, tuple(x.shape)))
+        operands = [y for y in _flat((given, named)) if isinstance(y, Node)]
+        if ops.kind(op) == "fill" and not isinstance(ops.filled(op, given), Node):
+            operands = []
+        if all(y.op in CONSTANT for y in operands):
+            self._constant(x)
+            return
+        node = self._note(x, op, given, named)
+        node.within = "function" if self.inside else ""
+        same = None if self.inside else _simpler(node)
+        if same is not None:
+            self.known[_key(x)] = same
+
+    def _mutated(
+        self, func: Any, args: Any, kwargs: Any, given: Any, named: dict[str, Any], which: list[int]
+    ) -> Any:
+        """An operation in place, as one that makes another tensor."""
+        target, op = args[0], str(func).removeprefix("aten.")
+        views = self.places.get(target.untyped_storage().data_ptr(), set())
+        whose = given[0].op if isinstance(given[0], Node) else ""
+        if which != [0] or len(views) > 1 or "_." not in op or whose in ("input", "captured", ""):
+            raise Unsuitable(f"the operation {op} in place")
+        out = func(*args, **kwargs)
+        plain = op.replace("_.", ".", 1)
+        if plain == "copy.default":
+            source = args[1]
+            if source.shape != target.shape or source.dtype != target.dtype:
+                raise Unsuitable("a copy into another dtype or shape")
+            plain, given = "clone.default", given[1:2]
+        if self.inside:
+            self.calls.append((op, _plain(given), _plain(named)))
+        if plain == "zero.default":
+            self._note(target, "full.default", (tuple(target.shape), 0), {})
+        else:
+            self._note(target, plain, given, named)
+        return out
+
+    def _nodes(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self.node_of(x)
+        return tuple(map(self._nodes, x)) if isinstance(x, (list, tuple)) else x
+
+    def _varies(self, x: Tensor) -> bool:
+        """Whether a value differs between problems."""
+        waiting, seen = [self.node_of(x)], set()
+        while waiting:
+            node = waiting.pop()
+            if node.op == "input":
+                return True
+            if node.index not in seen:
+                seen.add(node.index)
+                waiting += [y for y in _flat((node.args, node.kwargs)) if isinstance(y, Node)]
+        return False
+
+
+# not in the class statement: torch would wrap it, so that the first operation imports its compiler
+Tape.__torch_dispatch__ = Tape.see
+
+
+def recorded(
+    body: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tape: Tape
+) -> list[Node]:
+    """The nodes of what a body makes of its inputs.
+
+    Raises:
+        Unsuitable: for what no program does.
+    """
+    if DispatchMode is None:
+        raise Unsuitable("operations that this torch does not show")
+    with torch.inference_mode(False):
+        for i, x in enumerate(inputs):
+            tape.given(x, i)
+        with tape:
+            found = body(*inputs)
+        return [tape.node_of(x) for x in found]
+
+
+def _key(x: Tensor) -> Any:
+    strides = [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    return x.data_ptr(), x.dtype, tuple(x.shape), tuple(strides)
+
+
+def _written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _flat(x: Any) -> Iterator[Any]:
+    if isinstance(x, dict):
+        x = tuple(x.values())
+    if isinstance(x, tuple):
+        for y in x:
+            yield from _flat(y)
+    else:
+        yield x
+
+
+def _plain(x: Any) -> Any:
+    """Arguments with indices instead of nodes."""
+    if isinstance(x, dict):
+        return tuple([(key, _plain(y)) for key, y in x.items()])
+    if isinstance(x, tuple):
+        return tuple(map(_plain, x))
+    return ("node", x.index) if isinstance(x, Node) else x
+
+
+def _simpler(node: Node) -> Node | None:
+    """An operand, if an operation of a derivative is a product with 1, or with 0."""
+    if node.op != "mul.Tensor" or len(node.args) != 2:
+        return None
+    for a, b in (node.args, node.args[::-1]):
+        number = ops.filled(a.op, a.args) if isinstance(a, Node) and a.op == "full.default" else a
+        if isinstance(number, Node) or not isinstance(b, Node):
+            continue
+        alike = b.shape == node.shape and b.dtype is node.dtype
+        if number == 1 and alike:
+            return b
+        if number == 0 and isinstance(a, Node) and a.shape == node.shape and a.dtype is node.dtype:
+            return a
+    return None

@@ -1,0 +1,151 @@
+"""Solvers of many problems as one library of C++, from a recording of one problem."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core import modes
+from functional_optim.kernels.lane_library import LaneLibrary, compiled
+from functional_optim.kernels.node import Unsuitable
+from functional_optim.kernels.tape import Tape, recorded
+from functional_optim.solvers.slots import RUNNING
+
+KEPT = 16
+"""Number of cached libraries, least recently used first."""
+
+Evaluate = Callable[..., Tensor]
+"""A user's function of one problem: `f(x, *args)`, of tensors without a dimension of problems."""
+
+Make = Callable[[Evaluate], tuple[Callable[..., Any], Callable[..., Any]]]
+"""From an evaluation to a start `start(x, data)` and a step `step(s, data)`, which both return the
+state of problems: a NamedTuple of tensors."""
+
+
+class Known(NamedTuple):
+    """A solver's library, or None. calls: what its recording saw of the user's
+    function. state: one of one problem."""
+
+    library: LaneLibrary | None
+    calls: Any
+    state: Any
+
+
+_known: OrderedDict[Any, Known] = OrderedDict()
+
+
+def solve(
+    key: Any,
+    make: Make,
+    evaluate: Evaluate,
+    x: Tensor,
+    args: Any,
+    data: Any,
+    see: Callable[[Tensor, Any], Any] | None,
+) -> Any:
+    """The final states of all problems; None, and nothing done, where no library solves them.
+
+    Args:
+        key: of the cached library.
+        make: the solver.
+        evaluate: the user's function.
+        x: (B, n), contiguous.
+        args: the arguments of evaluate, trees of tensors (B, ...).
+        data: all data of the solver, trees of tensors (B, ...).
+        see: as in `slots.run`.
+    """
+    leaves = tree.leaves(data)
+    if modes.intercepted() or any(a.device.type != "cpu" for a in (x, *leaves)):
+        return None
+    now = _called(evaluate, x, args)
+    if now is None:
+        return None
+    key = (key, *[(a.dtype, a.shape[1:]) for a in (x, *leaves)])
+    known = _known.get(key)
+    if known is None or known.calls != now.calls:
+        known = _known[key] = _made(make, evaluate, x[:1], data, now.calls)
+        while len(_known) > KEPT:
+            _known.popitem(last=False)
+    _known.move_to_end(key)
+    if known.library is None:
+        return None
+    run, states = known.library.run, known.library.states(len(x))
+    states[0].copy_(x)
+    run(states, leaves, now.captured, begins=True)
+    s = tree.with_leaves(known.state, states)
+    if see is None:
+        run(states, leaves, now.captured, begins=False)
+        return s
+    index = torch.arange(len(x))
+    s = see(index, s)
+    while bool((s.status == RUNNING).any()):
+        states = [a.contiguous() for a in tree.leaves(s)]
+        run(states, leaves, now.captured, begins=False, most=1)
+        s = see(index, tree.with_leaves(known.state, states))
+    return s
+
+
+def _called(evaluate: Evaluate, x: Tensor, args: Any) -> Tape | None:
+    """What the user's function does for the first problem; None for what no library does.
+
+    It tells whether a cached library still fits, and which tensors the function reads.
+    """
+    tape, own = Tape(), tree.leaves(args)
+
+    def body(x: Tensor, *given: Tensor) -> Sequence[Tensor]:
+        point = x[0].detach().requires_grad_()
+        with torch.enable_grad():
+            return [_captured(tape, evaluate)(point, *_first(args, given))]
+
+    try:
+        (found,) = recorded(body, [x[:1].clone(), *[a[:1].clone() for a in own]], tape)
+    except (Unsuitable, NotImplementedError):
+        return None
+    tape.calls.append(found.index)
+    return tape
+
+
+def _first(args: Any, leaves: Sequence[Tensor]) -> Any:
+    """The arguments of the first problem."""
+    return tree.with_leaves(args, [a[0] for a in leaves])
+
+
+def _captured(tape: Tape, evaluate: Evaluate) -> Evaluate:
+    def own(*given: Any) -> Tensor:
+        with tape.capturing():
+            return evaluate(*given)
+
+    return own
+
+
+def _made(make: Make, evaluate: Evaluate, x: Tensor, data: Any, calls: Any) -> Known:
+    """A library from the recordings of the first problem."""
+    tapes = Tape(), Tape()
+    start, _ = make(_captured(tapes[0], evaluate))
+    _, step = make(_captured(tapes[1], evaluate))
+    like: Any = None
+
+    def begin(x: Tensor, *given: Tensor) -> Sequence[Tensor]:
+        nonlocal like
+        like = start(x, tree.with_leaves(data, [*given]))
+        return tree.leaves(like)
+
+    def advance(*given: Tensor) -> Sequence[Tensor]:
+        count = len(tree.leaves(like))
+        s, own = tree.with_leaves(like, [*given[:count]]), tree.with_leaves(data, [*given[count:]])
+        return tree.leaves(step(s, own))
+
+    def status() -> int:
+        return next(i for i, a in enumerate(tree.leaves(like)) if a is like.status)
+
+    data = tree.map(lambda a: a[:1].clone(), data)
+    try:
+        library = compiled(begin, advance, x.clone(), tree.leaves(data), tapes, status, RUNNING)
+    except (Unsuitable, NotImplementedError):
+        library = None
+    return Known(library, calls, like)
