@@ -1,4 +1,4 @@
-"""Loops over the elements of values, each element a vector, as C++."""
+"""LaneLoops over the elements of values, each element a vector, as C++."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Elsewhere(Exception):
     """A value of the open loops is needed at another index than theirs."""
 
 
-class Loops:
-    """Loops over a shape; of few elements, their bodies one after another.
+class LaneLoops:
+    """LaneLoops over a shape; of few elements, their bodies one after another.
 
     indices, bodies: of each body. index: of the body that is being written. members: values that
     the loops compute, with a text for each body; None for one that is complete behind them only.

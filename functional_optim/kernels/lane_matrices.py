@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from functional_optim.kernels.lane_loops import Loops, NoMemory, size_of
+from functional_optim.kernels.lane_loops import LaneLoops, NoMemory, size_of
 from functional_optim.kernels.node import Node, Unsuitable
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def triangular(program: Program, node: Node) -> None:
     if node.kwargs.get("unitriangular") or not node.kwargs.get("left", True):
         raise Unsuitable("another kind of triangular system")
     upper, head = node.kwargs["upper"], (0,) * (len(b.shape) - 2)
-    inner, outer = Loops(()), Loops(())
+    inner, outer = LaneLoops(()), LaneLoops(())
     coefficient = program.value(a, (*head, "i", "j"), inner)
     right = program.value(b, (*head, "i", "c"), outer)
     pivot = program.value(a, (*head, "i", "i"), outer)

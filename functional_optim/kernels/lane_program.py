@@ -14,7 +14,7 @@ from functional_optim.kernels.lane_loops import (
     UNROLLED,
     Elsewhere,
     Index,
-    Loops,
+    LaneLoops,
     NoMemory,
     broadcast,
     flat,
@@ -75,7 +75,7 @@ class Program:
         self.factors: dict[Node, str] = {}
         self.solved: dict[Any, str] = {}
         self.scratch = 0
-        self.open: Loops | None = None
+        self.open: LaneLoops | None = None
         self.kind: Any = None
         """Which values the open loops take."""
         live = _live([x for x, _ in outputs])
@@ -148,7 +148,7 @@ class Program:
 
     # ------------------------------------------------------------ values
 
-    def value(self, node: Node, index: Index, nest: Loops) -> str:
+    def value(self, node: Node, index: Index, nest: LaneLoops) -> str:
         """The text of an element; operations are named in the lines of a nest."""
         if node in nest.members:
             return nest.member(node, index)
@@ -195,7 +195,7 @@ class Program:
             start += size
         raise NoMemory(node)
 
-    def _point(self, node: Node, index: Index, nest: Loops) -> str:
+    def _point(self, node: Node, index: Index, nest: LaneLoops) -> str:
         """An operation on elements."""
         if node.op in BY_INDEX:
             return self._let(self._by_index(node, index, nest), nest)
@@ -206,7 +206,7 @@ class Program:
 
         return self._let(ops.expression(printer, node, name), nest)
 
-    def _by_index(self, node: Node, index: Index, nest: Loops) -> str:
+    def _by_index(self, node: Node, index: Index, nest: LaneLoops) -> str:
         """An element of a gather or a scatter along one dimension."""
         x, dim, places = node.args[:3]
         dim %= len(x.shape)
@@ -224,7 +224,7 @@ class Program:
         step = math.prod(x.shape[dim + 1 :])
         return f"gathered(&{there}, {step}, {self.value(places, index, nest)})"
 
-    def _let(self, text: str, nest: Loops) -> str:
+    def _let(self, text: str, nest: LaneLoops) -> str:
         name = f"s{next(self.counter)}"
         nest.lines.append(f"const auto {name} = {text};")
         return name
@@ -257,7 +257,7 @@ class Program:
             return
         if self.open is None or self.kind != kind:
             self._close()
-            self.open, self.kind = Loops(kind[1], "ij"[kind[0] == "reduce"]), kind
+            self.open, self.kind = LaneLoops(kind[1], "ij"[kind[0] == "reduce"]), kind
         mark = self.open.mark()
         try:
             write(node)
@@ -312,7 +312,7 @@ class Program:
 
     def _stored(self, node: Node) -> None:
         if node.op not in JOINS:
-            nest = Loops(node.shape)
+            nest = LaneLoops(node.shape)
             for index in nest.each():
                 text = self.value(node, index, nest)
                 nest.lines.append(f"b{node.index}[{flat(node.shape, index)}] = {text};")
@@ -324,7 +324,7 @@ class Program:
         start = 0
         for part in node.args[0]:
             size = 1 if node.op == JOINS[1] else part.shape[dim]
-            nest = Loops((*node.shape[:dim], size, *node.shape[dim + 1 :]))
+            nest = LaneLoops((*node.shape[:dim], size, *node.shape[dim + 1 :]))
             for index in nest.each():
                 there = (*index[:dim], plus(index[dim], start), *index[dim + 1 :])
                 own = () if node.op == JOINS[1] else (index[dim],)
@@ -364,7 +364,7 @@ class Program:
         elif how in ("any", "all"):
             wide = torch.bool
 
-        def term(out: Index, at: Index, nest: Loops) -> str:
+        def term(out: Index, at: Index, nest: LaneLoops) -> str:
             rest = iter([i for k, i in enumerate(out) if not keeps or k not in gone])
             along = iter(at)
             inner = [next(along if k in gone else rest) for k in range(len(x.shape))]
@@ -388,7 +388,7 @@ class Program:
                 return (out[0], out[1], k), (out[0], k, out[2])
             return (*out[:1], k), (k, *out[1:])
 
-        def term(out: Index, at: Index, nest: Loops) -> str:
+        def term(out: Index, at: Index, nest: LaneLoops) -> str:
             left, right = places(out, at[0])
             x = Lanes.cast(self.value(a, left, nest), a.dtype, wide)
             y = Lanes.cast(self.value(b, right, nest), b.dtype, wide)
@@ -405,7 +405,7 @@ class Program:
         over: Sequence[int],
         wide: torch.dtype,
         how: tuple[str, Any],
-        term: Callable[[Index, Index, Loops], str],
+        term: Callable[[Index, Index, LaneLoops], str],
         finish: Callable[[str], str],
     ) -> None:
         """Elements that are each put together from several terms, in a dtype: few of them by the
@@ -413,11 +413,11 @@ class Program:
         joined, neutral = how
         if not wide.is_floating_point and wide is not torch.bool and neutral:
             raise Unsuitable("the largest of integers")
-        outer = Loops(node.shape)
+        outer = LaneLoops(node.shape)
         shared = self.open is not None
         stores: list[str] = []
         for index in outer.each():
-            loop = self.open if self.open is not None else Loops(over, "j")
+            loop = self.open if self.open is not None else LaneLoops(over, "j")
             total = f"t{next(self.counter)}"
             (loop.before if shared else outer.lines).append(
                 f"{VECTOR[wide]} {total} = {Lanes.constant(neutral, wide)};"
