@@ -66,9 +66,10 @@ def optimistix_fits(many: problems.Many) -> Step:
     return lambda: jax.block_until_ready(solve(x0, data))
 
 
-def minima(many: problems.Many) -> Step:
+def minima(many: problems.Many, compiled: bool) -> Step:
     x0, data = many.tensors()
-    how: dict[str, Any] = {"batched": True, "method": "l-bfgs-b", "bounds": (-1.5, 0.8)}
+    how: dict[str, Any] = {"batched": True, "compile": compiled, "implicit": False}
+    how |= {"method": "l-bfgs-b", "bounds": (-1.5, 0.8)}
     return lambda: fo.minimize(many.fun, x0, (data,), **how)
 
 
@@ -87,9 +88,10 @@ def scipy_minima(many: problems.Many, *, autograd: bool) -> Step:
     return lambda: [one(x.copy(), args=(y,)) for x, y in sampled(many)]
 
 
-def roots(many: problems.Many) -> Step:
+def roots(many: problems.Many, compiled: bool) -> Step:
     x0, data = many.tensors()
-    return lambda: fo.root(many.fun, x0, (data,), batched=True)
+    how: dict[str, Any] = {"batched": True, "compile": compiled, "implicit": False}
+    return lambda: fo.root(many.fun, x0, (data,), **how)
 
 
 def scipy_roots(many: problems.Many) -> Step:
@@ -110,23 +112,23 @@ PROBLEMS: dict[str, tuple[str, Callable[[int], problems.Many], int]] = {
     "bounded": ("minima of 16 variables in bounds", partial(problems.valleys, n=16), 1000),
 }  # fmt: skip
 
-RIVALS: dict[str, tuple[Callable[[problems.Many], Step], Callable[[problems.Many], Step]]] = {
-    "eager": (partial(fits, compiled=False), scipy_fits),
-    "compiled": (partial(fits, compiled=True), scipy_fits),
-    "optimistix": (partial(fits, compiled=True), optimistix_fits),
+RIVALS: dict[str, tuple[Callable[..., Step], Callable[[problems.Many], Step]]] = {
+    "scipy": (fits, scipy_fits),
+    "optimistix": (fits, optimistix_fits),
     "roots": (roots, scipy_roots),
     "numpy": (minima, partial(scipy_minima, autograd=False)),
     "autograd": (minima, partial(scipy_minima, autograd=True)),
 }
 
 
-def turns(problem: str, rival: str, rounds: int, quick: bool) -> Timed:
+def turns(problem: str, rival: str, compiled: bool, rounds: int, quick: bool) -> Timed:
     """The samples of ours and of a rival alternately, in this process, with one thread."""
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     torch.set_num_threads(1)
     _, make, count = PROBLEMS[problem]
     many = make(30 if quick else count)
-    mine, theirs = (build(many) for build in RIVALS[rival])
+    ours, other = RIVALS[rival]
+    mine, theirs = ours(many, compiled), other(many)
     all_of_them = rival == "optimistix"
     scale = 1.0 if all_of_them else len(many.starts) / len(sampled(many))
     first = timed(mine)
@@ -174,60 +176,60 @@ def ratios(ours: list[float], theirs: list[float]) -> str:
     return ", ".join([f"{a / b:.1e}" for a, b in zip(ours, theirs, strict=True)])
 
 
-def compare(problem: str, rival: str, effort: Effort) -> Measured:
+def compare(problem: str, rival: str, compiled: bool, effort: Effort) -> Measured:
     """The race, in a separate process."""
     peer = rival == "optimistix"
     absent = [x for x in ("jax", "optimistix") if peer and importlib.util.find_spec(x) is None]
     if absent:
         raise NotHere(f"{' and '.join(absent)} cannot be imported here.")
     rounds = 1 if effort.quick else effort.repeats or ROUNDS
-    found = fresh.fresh("solve", problem=problem, rival=rival, rounds=rounds, quick=effort.quick)
+    how = {"compiled": compiled, "rounds": rounds, "quick": effort.quick}
+    found = fresh.fresh("solve", problem=problem, rival=rival, **how)
     name = f"optimistix {version(rival)}" if peer else "a loop over scipy's"
     note = f"The first call took {found['first'][0]:.2g} s."
     return Measured(found["ours"], found["theirs"], name, note)
 
 
-def first_call(rival: str, effort: Effort) -> Measured:
-    """Of a batch of fits, in a process that finds nothing compiled."""
-    found = [
-        fresh.fresh("solve", problem="decays", rival=rival, rounds=1, quick=True)["first"][0]
-        for _ in fresh.processes(effort)
-    ]
-    return Measured(found, [])
+def first_call(problem: str, rival: str, compiled: bool, effort: Effort) -> Measured:
+    """Of a batch, in a process that finds nothing compiled."""
+    how = {"problem": problem, "rival": rival, "compiled": compiled, "rounds": 1, "quick": True}
+    return Measured([fresh.fresh("solve", **how)["first"][0] for _ in fresh.processes(effort)], [])
 
 
 def rows() -> list[Row]:
     """Many problems at once, a network in equal time, and first calls."""
     races = [
-        ("decays", "eager", 0.125),
-        ("decays", "compiled", 0.125),
-        ("decays", "optimistix", 0.25),
-        ("rosenbrocks", "compiled", 0.033),
-        ("rosenbrocks", "optimistix", 0.25),
-        ("stragglers", "compiled", 0.167),
-        ("stragglers", "optimistix", 0.4),
-        ("roots", "roots", 0.05),
-        ("bounded", "numpy", 0.125),
-        ("bounded", "autograd", 0.025),
+        ("decays", "scipy", False, 0.125),
+        ("decays", "scipy", True, 0.125),
+        ("decays", "optimistix", True, 0.25),
+        ("rosenbrocks", "scipy", True, 0.033),
+        ("rosenbrocks", "optimistix", True, 0.25),
+        ("stragglers", "scipy", True, 0.167),
+        ("stragglers", "optimistix", True, 0.4),
+        ("roots", "roots", False, 0.05),
+        ("roots", "roots", True, 0.05),
+        ("bounded", "numpy", False, 0.125),
+        ("bounded", "numpy", True, 0.125),
+        ("bounded", "autograd", True, 0.025),
     ]
-    whats = {
-        "roots": "`root`",
-        "bounded": "`minimize`, l-bfgs-b",
-        "eager": "`least_squares`, eager",
-    }
+    names = {"roots": "`root`", "bounded": "`minimize`, l-bfgs-b"}
     found = []
-    for problem, rival, bar in races:
+    for problem, rival, compiled, bar in races:
         words, _, count = PROBLEMS[problem]
-        what = whats.get(problem, whats.get(rival, "`least_squares`, compiled"))
+        how = "compiled" if compiled else "eager"
+        what = f"{names.get(problem, '`least_squares`')}, {how}"
         if problem == "bounded":
             what = f"{what}; scipy's with {rival} gradients"
-        key, words = f"solver-{problem}-{rival}", f"{count:,} {words}, 1 thread"
-        found.append(Row(key, what, words, partial(compare, problem, rival), (bar,)))
-    for rival, bar in (("eager", 0.1), ("compiled", 5.0)):
-        what = f"First call of `least_squares`, {rival}, nothing cached"
-        words, _, count = PROBLEMS["decays"]
-        run = partial(first_call, rival)
-        found.append(Row(f"solver-first-{rival}", what, f"{count:,} {words}", run, (bar,), "ours"))
+        run = partial(compare, problem, rival, compiled)
+        key, words = f"solver-{problem}-{rival}-{how}", f"{count:,} {words}, 1 thread"
+        found.append(Row(key, what, words, run, (bar,)))
+    firsts = [("decays", "scipy", False, 0.1), ("decays", "scipy", True, 5.0)]
+    for problem, rival, compiled, bar in [*firsts, ("bounded", "numpy", True, 5.0)]:
+        words, _, _ = PROBLEMS[problem]
+        how = "compiled" if compiled else "eager"
+        what = f"First call, {how}, nothing cached"
+        run = partial(first_call, problem, rival, compiled)
+        found.append(Row(f"solver-first-{problem}-{how}", what, words, run, (bar,), "ours"))
     words = f"network for Poisson's equation, {PHYSICS:.0f} s"
     for method, rival, bar in (("lm", "l-bfgs-b", 1e-3), ("ssbfgs", "bfgs", 1e-2)):
         run = partial(equal_time, method, rival)

@@ -48,9 +48,9 @@ class BroydenProgress(NamedTuple):
     """Steps taken, (B,), int64."""
 
 
-def start(problem: Problem, x: Tensor, data: NewtonData) -> BroydenProgress:
+def start(rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData) -> BroydenProgress:
     """The first evaluation, and the first step."""
-    s, columns = newton.begun(problem, x, data)
+    s, columns = newton.begun(rules, problem, x, data)
     exact = torch.ones_like(s.status, dtype=torch.bool)
     return BroydenProgress(
         s.x, s.F, columns, exact, s.p, s.slope, s.t, s.status, s.nfev, s.njev, s.nit

@@ -109,7 +109,8 @@ def begun(
     x, f, g = at
     finite = f.isfinite() & g.isfinite().all(-1)
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
-    status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
+    left = RUNNING if rules.max_nfev > 1 else 0
+    status = torch.where(finite, torch.where(flat, 1, left), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
     aims = status == RUNNING
     target, search, model, descends = _aimed(objective, Iterate(x, f, g), model, data, aims)

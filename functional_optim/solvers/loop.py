@@ -121,7 +121,9 @@ def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
         mu = torch.where(size > 0, size, 1.0)
     count = torch.ones_like(at.cost, dtype=torch.int64)
     status = torch.where(_finite(at) & r.isfinite().all(-1), RUNNING, -1)
-    status = torch.where((status == RUNNING) & _flat(rules, at.cost, x, at.g, D, data), 1, status)
+    left = RUNNING if rules.max_nfev > 1 else 0
+    status = torch.where(status == RUNNING, left, status)
+    status = torch.where((status == left) & _flat(rules, at.cost, x, at.g, D, data), 1, status)
     return Progress(
         x, r, at.curvature, at.g, at.cost, mu, 2 * ones, D, status, count, count, 0 * count
     )

@@ -309,8 +309,8 @@ def _check_numbers(*, gtol: float, ftol: float, maxiter: int | None, max_nfev: i
         if not value >= 0:
             raise ValueError(f"{name} must be 0 or more, but got {value}.")
     for name, value in (("maxiter", maxiter), ("max_nfev", max_nfev)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be 1 or more, but got {value}.")
+        if value is not None and not (value >= 1 and value == int(value)):
+            raise ValueError(f"{name} must be a whole number, 1 or more, but got {value}.")
 
 
 def _check_pairs(x0: Any, bounds: Any) -> None:

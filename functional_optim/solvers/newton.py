@@ -127,17 +127,20 @@ def step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return p, torch.where(lost, (g * p).sum(-1), slope)
 
 
-def start(problem: Problem, x: Tensor, data: NewtonData) -> NewtonProgress:
+def start(rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData) -> NewtonProgress:
     """The first evaluation, and the first step."""
-    return begun(problem, x, data)[0]
+    return begun(rules, problem, x, data)[0]
 
 
-def begun(problem: Problem, x: Tensor, data: NewtonData) -> tuple[NewtonProgress, Tensor]:
+def begun(
+    rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData
+) -> tuple[NewtonProgress, Tensor]:
     """The same, and Jᵀ."""
     F, columns = evaluated(problem, x, data)
     finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
     zero = (F == 0).all(-1)
-    status = torch.where(finite, torch.where(zero, 1, RUNNING), -1)
+    left = RUNNING if rules.max_nfev > 1 else 0
+    status = torch.where(finite, torch.where(zero, 1, left), -1)
     p, slope = step(F, columns, finite)
     count, t = torch.ones_like(status), torch.ones_like(slope)
     return NewtonProgress(x, F, p, slope, t, status, count, count, 0 * count), columns

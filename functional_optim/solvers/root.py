@@ -216,7 +216,7 @@ def _by_steps(
         problem.graph = in_blocks(key, problem.together)
 
     def begin(x: Tensor, own: newton.NewtonData) -> Any:
-        return known.start(problem, x, own)
+        return known.start(rules, problem, x, own)
 
     def step(s: Any, own: newton.NewtonData) -> Any:
         return known.advance(rules, problem, s, own)
@@ -232,7 +232,7 @@ def _recordable(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Start and step of one problem of a batch."""
     one = OneProblem(problem, evaluate)
-    return partial(known.start, one), partial(known.advance, rules, one)
+    return partial(known.start, rules, one), partial(known.advance, rules, one)
 
 
 def _by_squares(

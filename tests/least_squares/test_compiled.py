@@ -185,6 +185,25 @@ def test_a_function_that_has_changed_is_recorded_again(by_library):
     assert end() == pytest.approx(0.25 ** (1 / 3) / 2)
 
 
+def test_other_operations_or_another_result_need_another_library(by_library):
+    x0, y = torch.full((9, 1), 0.5, **F64), torch.full((9, 2), 0.2, **F64)
+    here = {"f": torch.sin, "first": True}
+
+    def fun(x, y):
+        a, b = here["f"](x) - y, here["f"](x) - 2 * y
+        return a if here["first"] else b
+
+    def end():
+        return float(solve(fun, x0, y, compile=True).x[0, 0])
+
+    assert end() == pytest.approx(math.asin(0.2))
+    here["f"] = torch.tan
+    assert end() == pytest.approx(math.atan(0.2))
+    here["first"] = False
+    assert end() == pytest.approx(math.atan(0.4))
+    assert len(by_library) == 3
+
+
 def test_a_second_solve_builds_nothing(by_library):
     x0, y = curves(30)
     solve(decay, x0, y, compile=True)

@@ -167,7 +167,7 @@ CASES = {
     "float": (TypeError, "real floating-point tensor", {"fun": lambda x: 1.0}),
     "method": (ValueError, "unknown method 'newton'", {"method": "newton"}),
     "gtol": (ValueError, "gtol must be 0 or more", {"gtol": -1.0}),
-    "maxiter": (ValueError, "maxiter must be 1 or more", {"maxiter": 0}),
+    "maxiter": (ValueError, "maxiter must be a whole number, 1 or more", {"maxiter": 0}),
     "outside": (ValueError, "outside the bounds", {"bounds": (1.0, None)}),
     "detached": (ValueError, "autograd records", {"fun": lambda x: x.detach().sum()}),
     "no problems": (ValueError, "without problems", {"x0": torch.zeros(0, 2), "batched": True}),

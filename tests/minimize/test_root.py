@@ -216,3 +216,18 @@ def test_a_least_sum_of_squares_is_no_root(name, method):
 def test_inference_mode_is_refused(solver):
     with torch.inference_mode(), pytest.raises(RuntimeError, match="call it under"):
         solver(lambda x: (x - 3).square().sum().reshape(1), torch.zeros(1))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_one_evaluation_is_one(compile):
+    x0 = torch.full((3, 2), 0.5, dtype=torch.float64)
+    how = {"batched": True, "compile": compile, "max_nfev": 1}
+    results = [
+        fo.minimize(lambda x: (x**2).sum(), x0, **how),
+        fo.root(lambda x: x**2 - 1, x0, **how),
+        fo.least_squares(lambda x: x**2 - 1, x0, **how),
+    ]
+    for found in results:
+        assert found.nfev.tolist() == [1, 1, 1]
+        assert found.status.tolist() == [0, 0, 0]
+        assert torch.equal(found.x, x0)

@@ -156,7 +156,7 @@ MUTANTS = [
     Mutant(
         "a failed search keeps H",
         f"{SOLVERS}/descent.py",
-        "model = model.forgotten(stuck) if bool(stuck.any()) else model",
+        "model = model if none_of(stuck) else model.forgotten(stuck)",
         "pass",
         ("tests/adapters/test_self_scaled.py -k forgets",),
     ),
