@@ -44,7 +44,7 @@ class SelfScaled(JointOptimizer):
 
         Raises:
             TypeError: without a closure.
-            RuntimeError: if no parameter requires gradients.
+            RuntimeError: if no parameter requires gradients, or the closure leaves no gradients.
             ValueError: if the loss or a gradient is not finite, groups have different
                 hyperparameters, or parameters are flattened shards.
 
@@ -71,6 +71,11 @@ class SelfScaled(JointOptimizer):
         def evaluated() -> tuple[Any, Tensor, list[Tensor]]:
             loss = closure()
             value = torch.tensor(number(loss, mesh), dtype=torch.float64)
+            if value.isfinite() and all(p.grad is None for p in moving):
+                raise RuntimeError(
+                    f"the closure of {type(self).__name__} left no gradients; call the loss's "
+                    "backward() in it."
+                )
             return loss, value, [torch.zeros_like(p) if p.grad is None else p.grad for p in moving]
 
         def value_and_grad(point: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -152,8 +152,6 @@ class Program:
         """The text of an element; operations are named in the lines of a nest."""
         if node in nest.members:
             return nest.member(node, index)
-        if self.open is not None and node in self.open.members:
-            raise Elsewhere
         if node in self.buffers:
             return f"{self.buffers[node]}[{flat(node.shape, index)}]"
         if node.op == "input":

@@ -197,3 +197,11 @@ def closure_of(p: Tensor) -> Tensor:
     loss = (p - 3).square().sum()
     loss.backward()
     return loss
+
+
+@names
+def test_a_closure_without_a_backward_is_refused(name):
+    w = nn.Parameter(start())
+    with pytest.raises(RuntimeError, match="left no gradients"):
+        MAKE[name][1]([w]).step(lambda: rosenbrock(w))
+    assert torch.equal(w, start())

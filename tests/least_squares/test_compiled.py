@@ -12,8 +12,9 @@ import torch
 from fits import curves, decay
 
 import functional_optim as fo
-from functional_optim.kernels import libraries
-from functional_optim.solvers import compiled, programs
+from functional_optim.kernels import lane_library, libraries
+from functional_optim.kernels.tape import Tape
+from functional_optim.solvers import compiled, programs, slots
 
 F64 = {"dtype": torch.float64}
 T = torch.linspace(0.1, 2, 12, **F64)
@@ -202,6 +203,31 @@ def test_other_operations_or_another_result_need_another_library(by_library):
     here["first"] = False
     assert end() == pytest.approx(math.atan(0.4))
     assert len(by_library) == 3
+
+
+def test_fields_exchange_their_values():
+    """Each new value is that of the old ones, whatever the order in which they are written."""
+
+    def start(x, own):
+        return [x, x + own, own[:, :1] * 0 + 1, torch.full((1,), slots.RUNNING)]
+
+    def step(x, y, count, status, own):
+        two = torch.cat([x[:, 1:], y[:, :1]], -1)
+        return [y, two, count + 1, torch.where(count[:, 0] < 3, status, 1)]
+
+    x, own = torch.rand(11, 2, **F64), torch.rand(11, 2, **F64)
+    library = lane_library.compiled(
+        start, step, x[:1].clone(), [own[:1].clone()], (Tape(), Tape()), lambda: 3, slots.RUNNING
+    )
+    states = library.states(11)
+    states[0].copy_(x)
+    library.run(states, [own], [], begins=True)
+    library.run(states, [own], [], begins=False)
+    a, b = x, x + own
+    for _ in range(3):
+        a, b = b, torch.cat([a[:, 1:], b[:, :1]], -1)
+    assert torch.equal(states[0], a)
+    assert torch.equal(states[1], b)
 
 
 def test_a_second_solve_builds_nothing(by_library):
