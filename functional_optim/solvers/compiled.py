@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import modes
@@ -24,16 +23,16 @@ BLOCK = 512
 _steps: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
 
-def in_blocks(key: Any, evaluate: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
-    """An evaluation of points (B, n) and the data of their problems as a graph for blocks of
-    `BLOCK`. key: that of the cached graph. Inside a transform of torch.func, which does not support
-    graphs, it runs eagerly."""
+def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A function of points, or states, and the data of their problems, trees of tensors (B, ...),
+    as a graph for blocks of `BLOCK`. key: that of the cached graph. Inside a transform of
+    torch.func, which does not support graphs, it runs eagerly."""
     graph = _kept(key, evaluate)
 
-    def whole(x: Tensor, own: Any) -> Any:
+    def whole(x: Any, own: Any) -> Any:
         if modes.transformed():
             return evaluate(x, own)
-        count = len(x)
+        count = len(tree.leaves(x)[0])
         more = -count % BLOCK
         x, own = tree.map(lambda a: torch.cat([a, a[:1].expand(more, *a.shape[1:])]), (x, own))
         parts = [

@@ -144,8 +144,8 @@ def least_squares(
             problems, eight at a time (`batched`, on CPUs). The first call takes about a second, and
             ten to thirty times less than eager steps after that. Libraries are cached for the same
             fun, which is recorded again at each call, so that changes of its closure are seen.
-            Where fun has operations without C++, torch.compile compiles it with its
-            derivatives. Inside torch.func's transforms all runs eagerly.
+            On GPUs, and where fun has operations without C++, torch.compile compiles the step,
+            which takes ten seconds or more. Inside torch.func's transforms all runs eagerly.
         implicit: make x differentiable with respect to args, up to second derivatives, by the
             implicit function theorem, in plain autograd and in torch.func. Parameters at a bound,
             and problems that have not converged, are constant.
@@ -244,21 +244,19 @@ def _run(
 
     see = watch.seer
     with torch.no_grad():
+        key = ("least_squares", problem.fun, problem.one.layout, problem.m, rules)
         if compile and not modes.transformed():
-            key = ("least_squares", problem.fun, problem.one.layout, problem.m, rules)
             make = partial(_recordable, rules, problem)
             found = programs.solve(key, make, problem.single, x, data.args, data, see)
             if found is not None:
                 return found
-        if compile:
-            key = ("least_squares", problem.fun, problem.one.layout, problem.m)
-            problem.graph = in_blocks(key, problem.together)
         most = slots.capacity(size) if problem.batched else 1
 
         def advance(s: loop.Progress, own: loop.Data) -> loop.Progress:
             return loop.advance(rules, problem, s, own)
 
-        return slots.run(begin, advance, x, data, most, alone=problem.lazy, see=see)
+        step = in_blocks(key, advance) if compile else advance
+        return slots.run(begin, step, x, data, most, alone=problem.lazy, see=see)
 
 
 def _recordable(
