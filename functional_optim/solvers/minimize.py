@@ -130,8 +130,8 @@ def minimize(
             problems, eight at a time (`batched`, on CPUs). The first call takes about a second, and
             ten to thirty times less than eager steps after that. Libraries are cached for the same
             fun, which is recorded again at each call, so that changes of its closure are seen.
-            On GPUs, for "newton-cg", and where fun has operations without C++, torch.compile compiles
-            fun with its derivatives. Inside torch.func's transforms all runs eagerly.
+            On GPUs, for "newton-cg", and where fun has operations without C++, torch.compile
+            compiles fun with its derivatives. Inside torch.func's transforms all runs eagerly.
         implicit: make x differentiable with respect to args, up to second derivatives, by the
             implicit function theorem, in plain autograd and in torch.func. Parameters at a bound,
             and problems that have not converged, are constant.

@@ -51,7 +51,7 @@ def in_place(x, y):
 
 def pieces(x, y):
     a, b, c = x.unbind()
-    left, right = y.split([5, 7])
+    left, right = y.split([5, 7])[0], y[-7:]
     return torch.cat([a * T[:5] + b - left, torch.stack([c * t for t in T[5:]]).flip(0) - right])
 
 
