@@ -24,7 +24,6 @@ import torch
 from pairs import Step, timed
 from rows import Effort, Measured, NotHere, Row
 from scipy import optimize
-from torch import Tensor
 
 import functional_optim as fo
 
@@ -143,22 +142,23 @@ def turns(problem: str, rival: str, compiled: bool, rounds: int, quick: bool) ->
 def least(method: str, seed: int, seconds: float) -> float:
     """The lowest loss that a method finds for the network in some seconds, on one thread."""
     torch.set_num_threads(1)
-    params, residuals = problems.poisson(seed)
+    params, loss, residuals = problems.poisson(seed)
     best, end = math.inf, time.perf_counter() + seconds
+    if method == "lm":
+        tx = fo.levenberg_marquardt()
+        state = tx.init(params)
+        while time.perf_counter() < end:
+            step, state = tx.update(None, state, params, residual_fn=residuals)
+            params = fo.apply_updates(params, step)
+        return float(loss(params))
 
     def callback(intermediate_result: Any) -> bool:
         nonlocal best
         best = min(best, float(intermediate_result.fun))
         return time.perf_counter() > end
 
-    def loss(p: dict[str, Tensor]) -> Tensor:
-        return residuals(p).square().sum() / 2
-
-    how: dict[str, Any] = {"gtol": 0.0, "ftol": 0.0, "callback": callback, "implicit": False}
-    if method == "lm":
-        fo.least_squares(residuals, params, xtol=0.0, max_nfev=10**7, **how)
-    else:
-        fo.minimize(loss, params, method=method, maxiter=10**7, **how)
+    how: dict[str, Any] = {"gtol": 0.0, "ftol": 0.0, "maxiter": 10**7, "max_nfev": 10**7}
+    fo.minimize(loss, params, method=method, callback=callback, implicit=False, **how)
     return best
 
 
@@ -212,7 +212,7 @@ def rows() -> list[Row]:
         ("bounded", "numpy", True, 0.125),
         ("bounded", "autograd", True, 0.025),
     ]
-    names = {"roots": "`root`", "bounded": "`minimize`, l-bfgs-b"}
+    names = {"roots": "`root`", "bounded": "`minimize`, l-bfgs-b", "lm": "levenberg_marquardt"}
     found = []
     for problem, rival, compiled, bar in races:
         words, _, count = PROBLEMS[problem]
@@ -233,6 +233,6 @@ def rows() -> list[Row]:
     words = f"network for Poisson's equation, {PHYSICS:.0f} s"
     for method, rival, bar in (("lm", "l-bfgs-b", 1e-3), ("ssbfgs", "bfgs", 1e-2)):
         run = partial(equal_time, method, rival)
-        what = f"Loss of `{method}`"
+        what = f"Loss of `{names.get(method, method)}`"
         found.append(Row(f"solver-poisson-{method}", what, words, run, (bar,), unit="loss"))
     return found

@@ -53,6 +53,8 @@ class LaneSource:
         routines: Sequence[Routine],
     ) -> None:
         self.fields, self.states = fields, states
+        for x in (*fields, *[y for r in routines for y in (*r.tape.captured, *r.tape.fixed)]):
+            check(x.dtype)
         vectors = [VECTOR[x.dtype] for x in fields]
         text = ["struct State {"]
         text += [
@@ -83,7 +85,6 @@ class LaneSource:
         """A function that moves a lane from or to torch's memory."""
         lines = [f"static void {name}(State& s, const int64_t* at, int64_t p, int l) {{"]
         for k, (dtype, size) in enumerate(self.fields[:count]):
-            check(dtype)
             memory, lane = f"(({MEMORY[dtype]}*)at[{k}])[p * {size} + e]", f"s.f{k}[e][l]"
             mask = dtype is torch.bool
             move = f"{lane} = {'-' if mask else ''}{memory}"
@@ -123,7 +124,8 @@ class LaneLibrary:
 
         states: (B, ...), written in place. data: (B, ...). captured: tensors of the functions.
         """
-        given = [x.contiguous() for x in (*data, *captured, *self.fixed)]
+        every = (*data, *captured, *self.fixed)
+        given = [x.resolve_conj().resolve_neg().contiguous() for x in every]
         count, threads = states[0].shape[0], torch.get_num_threads()
         addresses = [x.data_ptr() for x in (*states, *given)]
         call = array.array("q", [count, most, threads, TEAM, int(begins), *addresses])
@@ -157,7 +159,7 @@ def compiled(
     first = recorded(begin, [x, *data], tapes[0])
     state = [y.detach().clone() for y in like]
     second = recorded(step, [*state, *data], tapes[1])
-    if [len(t.captured) for t in tapes[:1]] != [len(t.captured) for t in tapes[1:]]:
+    if tapes[0].names != tapes[1].names:
         raise Unsuitable("a function that is another at each call")
     fields = [Field(y.dtype, y.numel()) for y in (*state, *data)]
     after = range(len(state), len(fields))

@@ -31,6 +31,8 @@ def matrix(program: Program, a: Node) -> tuple[str, int]:
 def cholesky(program: Program, node: Node) -> None:
     """The factor, or whether the matrix has no factor."""
     a = node.args[0]
+    if node.kwargs.get("upper") or node.kwargs.get("check_errors") or len(node.args) > 1:
+        raise Unsuitable("another kind of decomposition")
     source, n = matrix(program, a)
     if a not in program.factors:
         program.factors[a] = f"l{a.index}"
@@ -39,7 +41,8 @@ def cholesky(program: Program, node: Node) -> None:
     if node.op == FACTORS[0]:
         program.buffers[node] = program.factors[a]
     else:
-        program.lines.append(f"{program.buffer(node)}[0] = ~positive({program.factors[a]}, {n});")
+        failed = f"~positive({program.factors[a]}, {n}) & all_I(1)"
+        program.lines.append(f"{program.buffer(node)}[0] = {failed};")
 
 
 def triangular(program: Program, node: Node) -> None:
@@ -72,8 +75,11 @@ def triangular(program: Program, node: Node) -> None:
 def system(program: Program, node: Node) -> None:
     """The solution of a system, or whether it is singular: it has a pivot of 0."""
     a, b = node.args[:2]
+    plain = node.kwargs.get("left", True) and not node.kwargs.get("check_errors")
+    if not plain or len(node.args) > 2 or b.shape[: len(a.shape) - 1] != a.shape[:-1]:
+        raise Unsuitable("another kind of system")
     source, n = matrix(program, a)
-    if size_of(b) % n or b not in program.buffers:
+    if b not in program.buffers:
         raise NoMemory(b)
     key = (a, b)
     if key not in program.solved:
@@ -88,14 +94,15 @@ def system(program: Program, node: Node) -> None:
     if node.op == SYSTEMS[0]:
         program.lines.append(f"for (int i = 0; i < {size_of(b)}; ++i) {buffer}[i] = {name}[i];")
     else:
-        program.lines.append(f"{buffer}[0] = {name}_failed;")
+        program.lines.append(f"{buffer}[0] = {name}_failed & all_I(1);")
 
 
 def sort(program: Program, node: Node) -> None:
     """A vector in order, or the places of its elements in it."""
     x, n = node.args[0], size_of(node)
     named = node.kwargs
-    if n != x.shape[named.get("dim", -1)] or named.get("descending"):
+    plain = len(node.args) == 1 and not named.get("descending") and x.dtype.is_floating_point
+    if not plain or n != x.shape[named.get("dim", -1)]:
         raise Unsuitable("a sort of several vectors, or from the largest on")
     if x not in program.buffers:
         raise NoMemory(x)

@@ -220,7 +220,9 @@ class Program:
         start = (*index[:dim], 0, *index[dim + 1 :])
         there = self.value(x, start, nest)
         step = math.prod(x.shape[dim + 1 :])
-        return f"gathered(&{there}, {step}, {self.value(places, index, nest)})"
+        if node.dtype is not torch.float64:
+            raise Unsuitable(f"a gather of {node.dtype}")
+        return f"gathered(&{there}, {step}, {x.shape[dim]}, {self.value(places, index, nest)})"
 
     def _let(self, text: str, nest: LaneLoops) -> str:
         name = f"s{next(self.counter)}"
@@ -302,11 +304,11 @@ class Program:
 
     def _store(self, node: Node) -> None:
         """Give memory to a value that would be computed wherever it is read."""
-        try:
-            self._stored(node)
-        except NoMemory as error:
-            self._store(error.node)
-            self._stored(node)
+        while node not in self.buffers:
+            try:
+                self._stored(node)
+            except NoMemory as error:
+                self._store(error.node)
 
     def _stored(self, node: Node) -> None:
         if node.op not in JOINS:
@@ -359,8 +361,8 @@ class Program:
         wide = node.dtype
         if node.dtype.is_floating_point and how in ("sum", "mean"):
             wide = torch.float64
-        elif how in ("any", "all"):
-            wide = torch.bool
+        elif how in ("any", "all") or node.dtype is torch.bool:
+            how, wide = {"max": "any", "min": "all"}.get(how, how), torch.bool
 
         def term(out: Index, at: Index, nest: LaneLoops) -> str:
             rest = iter([i for k, i in enumerate(out) if not keeps or k not in gone])

@@ -105,16 +105,17 @@ def _which(node: Node) -> int:
 
 
 def _sliced(node: Node, index: Index) -> Found:
-    x, dim, start, _, step = _slice(node.args, 0, len(node.args[0].shape))
-    own = plus(times(index[dim], step), start % x.shape[dim] if start < 0 else start)
-    return x, (*index[:dim], own, *index[dim + 1 :]), "true"
+    x, dim, start, step = _slice(node.args, node.args[0].shape)
+    return x, (*index[:dim], plus(times(index[dim], step), start), *index[dim + 1 :]), "true"
 
 
-def _slice(args: tuple[Any, ...], at: int, count: int) -> tuple[Any, int, int, Any, int]:
-    x = args[0]
-    rest = [*args[1 + at :], *[None] * 4][:4]
-    dim, start, end, step = rest
-    return x, (dim or 0) % count, start or 0, end, step or 1
+def _slice(args: tuple[Any, ...], shape: Sequence[int]) -> tuple[Any, int, int, int]:
+    """The operand, the dimension, its first index and the step, of a tensor of a shape."""
+    x, *rest = args
+    dim, start, end, step = [*rest, *[None] * 4][:4]
+    dim = (dim or 0) % len(shape)
+    first, _, every = slice(start, end, step).indices(shape[dim])
+    return x, dim, first, every
 
 
 def _split(node: Node, index: Index) -> Found:
@@ -132,9 +133,7 @@ def _selected_backward(node: Node, index: Index) -> Found:
 
 
 def _sliced_backward(node: Node, index: Index) -> Found:
-    x, dim, start, _, step = _slice(node.args, 1, len(node.shape))
-    size = node.shape[dim]
-    start = min(start % size if start < 0 else start, size)
+    x, dim, start, step = _slice((node.args[0], *node.args[2:]), node.shape)
     count, i = x.shape[dim], index[dim]
     inside = within(i, start, start + (count - 1) * step + 1)
     if isinstance(i, int):

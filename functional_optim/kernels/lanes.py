@@ -36,9 +36,17 @@ MEMORY = {
 class Lanes(Cpp):
     """A printer of operations on vectors. Each function is overloaded for the types of vectors."""
 
-    lt, le, gt, ge, eq, ne = (
-        lambda self, x, y, _s=s: f"{_s}({x}, {y})" for s in ("lt", "le", "gt", "ge", "eq", "ne")
+    eq, ne = (lambda self, x, y, _s=s: f"{_s}({x}, {y})" for s in ("eq", "ne"))
+    lt, le, gt, ge = (
+        lambda self, x, y, _s=s: self._ordered(_s, x, y) for s in ("lt", "le", "gt", "ge")
     )
+
+    def _ordered(self, sign: str, x: str, y: str) -> str:
+        """A comparison. The mask of true, −1, is below that of false."""
+        return f"{sign}({y}, {x})" if self.dtype is torch.bool else f"{sign}({x}, {y})"
+
+    def add(self, x: str, y: str) -> str:
+        return f"({x} {'|' if self.dtype is torch.bool else '+'} {y})"
 
     def not_(self, x: str) -> str:
         return f"(~{x})"
@@ -53,6 +61,8 @@ class Lanes(Cpp):
         return f"fma_of({x}, {y}, {z})"
 
     def _larger(self, x: str, y: str, sign: str) -> str:
+        if self.dtype is torch.bool:
+            return f"({x} {'|' if sign == '>' else '&'} {y})"
         return f"{'larger' if sign == '>' else 'smaller'}({x}, {y})"
 
     def select(self, c: str, x: str, y: str) -> str:
@@ -232,23 +242,29 @@ static inline I solved(D* __restrict__ w, const D* __restrict__ a, const D* __re
         for (int j = 0; j < count; ++j) w[i * count + j] = w[i * wide + n + j];
     return failed;
 }
-template <class T> static inline T gathered(const T* x, int step, I index)
-{ T y; for (int l = 0; l < 8; ++l) y[l] = x[index[l] * step][l]; return y; }
+static inline D gathered(const D* x, int step, int count, I index) /* NaN where nothing is */
+{
+    D y;
+    for (int l = 0; l < 8; ++l)
+        y[l] = (uint64_t)index[l] < (uint64_t)count ? x[index[l] * step][l] : __builtin_nan("");
+    return y;
+}
 
 /* Insertion into what is in order so far; NaN last. Of equal elements the first stays first. */
 template <class T> static inline void ranked(T* v, I* order, const T* x, int n)
 {
     for (int i = 0; i < n; ++i) {
         T value = x[i];
-        I place = all_I(i);
+        I place = all_I(i), moved = all_I(0);
         for (int j = 0; j < i; ++j) {
-            const I less = lt(value, v[j]) | (ne(v[j], v[j]) & eq(value, value));
+            const I less = moved | lt(value, v[j]) | (ne(v[j], v[j]) & eq(value, value));
             const T kept = v[j];
             const I there = order[j];
             v[j] = choice(less, value, kept);
             order[j] = choice(less, place, there);
             value = choice(less, kept, value);
             place = choice(less, there, place);
+            moved = less;
         }
         v[i] = value;
         order[i] = place;

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from functional_optim.kernels import ops
+from functional_optim.kernels.asked import READING
 from functional_optim.kernels.decomposed import DECOMPOSED, OF_DERIVATIVES
 from functional_optim.kernels.node import Node, Unsuitable
 from functional_optim.kernels.private import DispatchMode
@@ -30,6 +32,7 @@ class Tape(BASE):
 
     nodes: all values. captured: tensors met while `capturing`, in their order. fixed: other
     tensors that no input determines. calls: what was recorded while `capturing`, to compare.
+    names: the operations among it.
     """
 
     def __init__(self) -> None:
@@ -38,11 +41,14 @@ class Tape(BASE):
         self.captured: list[Tensor] = []
         self.fixed: list[Tensor] = []
         self.calls: list[Any] = []
+        self.names: list[str] = []
         self.inside = False
         self.known: dict[Any, Node] = {}
         self.places: dict[int, set[Any]] = {}
         """For each memory the keys of the values in it."""
         self.alive: list[Tensor] = []
+        self.last: Any = None
+        """The result of the user's function, with its history."""
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -83,8 +89,13 @@ class Tape(BASE):
             return self._constant(x)
         self.captured.append(x)
         node = self._note(x, "captured", (len(self.captured) - 1,), {})
-        self.calls.append(("captured", x.dtype, tuple(x.shape)))
+        self._said("captured", x)
         return node
+
+    def _said(self, what: Any, x: Tensor) -> None:
+        """Keep what was recorded of the user's function, as a text: −0.0 is not 0.0 there."""
+        self.calls.append((repr(what), x.dtype, tuple(x.shape), torch.is_grad_enabled()))
+        self.names.append(what if isinstance(what, str) else "constant")
 
     def _constant(self, x: Tensor) -> Node:
         """A value that is the same at each call."""
@@ -92,10 +103,10 @@ class Tape(BASE):
         if bool((x == first).all()):
             value = first.item()
             if self.inside:
-                self.calls.append((value, x.dtype, tuple(x.shape)))
+                self._said(value, x)
             return self._note(x, "full.default", (tuple(x.shape), value), {})
         if self.inside:
-            self.calls.append((tuple(x.reshape(-1).tolist()), x.dtype, tuple(x.shape)))
+            self._said(x.reshape(-1).tolist(), x)
         self.fixed.append(x.detach().clone())
         return self._note(x, "fixed", (len(self.fixed) - 1,), {})
 
@@ -108,7 +119,7 @@ class Tape(BASE):
                 return SEVERAL[op](*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unsuitable(f"random numbers ({op})")
-        if op in READS and any(self._varies(x) for x in args if isinstance(x, Tensor)):
+        if op in READS and any(self.varies(x) for x in args if isinstance(x, Tensor)):
             raise Unsuitable("a function that reads values")
         if op in ops.REDUCE and kwargs.get("dtype") not in (None, args[0].dtype):
             with self:
@@ -120,6 +131,8 @@ class Tape(BASE):
             return self._mutated(func, args, kwargs, given, named, mutated)
         out = func(*args, **kwargs)
         results = out if isinstance(out, (tuple, list)) else (out,)
+        if not any(isinstance(x, Tensor) for x in results) and op not in READS:
+            raise Unsuitable(f"the operation {op}")
         for i, x in enumerate(results):
             if isinstance(x, Tensor):
                 name = f"{op}[{i}]" if isinstance(out, (tuple, list)) else op
@@ -127,10 +140,11 @@ class Tape(BASE):
         return out
 
     def _result(self, x: Tensor, op: str, args: Any, given: Any, named: dict[str, Any]) -> None:
+        if self.inside:
+            self._said((op, _plain(given), _plain(named)), x)
+            self.names[-1] = op
         if any(isinstance(y, Tensor) and _key(y) == _key(x) for y in args):
             return  # the same elements in the same order
-        if self.inside:
-            self.calls.append((op, _plain(given), _plain(named), x.dtype, tuple(x.shape)))
         operands = [y for y in _flat((given, named)) if isinstance(y, Node)]
         if ops.kind(op) == "fill" and not isinstance(ops.filled(op, given), Node):
             operands = []
@@ -152,15 +166,21 @@ class Tape(BASE):
         whose = given[0].op if isinstance(given[0], Node) else ""
         if which != [0] or len(views) > 1 or "_." not in op or whose in ("input", "captured", ""):
             raise Unsuitable(f"the operation {op} in place")
-        out = func(*args, **kwargs)
         plain = op.replace("_.", ".", 1)
+        if plain not in ("copy.default", "zero.default") and ops.kind(plain) not in (
+            "point",
+            "view",
+        ):
+            raise Unsuitable(f"the operation {op} in place")
+        out = func(*args, **kwargs)
         if plain == "copy.default":
             source = args[1]
             if source.shape != target.shape or source.dtype != target.dtype:
                 raise Unsuitable("a copy into another dtype or shape")
             plain, given = "clone.default", given[1:2]
         if self.inside:
-            self.calls.append((op, _plain(given), _plain(named)))
+            self._said((op, _plain(given), _plain(named)), target)
+            self.names[-1] = op
         if plain == "zero.default":
             self._note(target, "full.default", (tuple(target.shape), 0), {})
         else:
@@ -172,7 +192,7 @@ class Tape(BASE):
             return self.node_of(x)
         return tuple(map(self._nodes, x)) if isinstance(x, (list, tuple)) else x
 
-    def _varies(self, x: Tensor) -> bool:
+    def varies(self, x: Tensor) -> bool:
         """Whether a value differs between problems."""
         waiting, seen = [self.node_of(x)], set()
         while waiting:
@@ -189,6 +209,21 @@ class Tape(BASE):
 Tape.__torch_dispatch__ = Tape.see
 
 
+class _Reads(TorchFunctionMode):
+    """Notices what reads values and calls no operation."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in READING and self.tape.varies(args[0]):
+            raise Unsuitable("a function that reads values")
+        return func(*args, **kwargs or {})
+
+
 def recorded(
     body: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tape: Tape
 ) -> list[Node]:
@@ -202,14 +237,15 @@ def recorded(
     with torch.inference_mode(False):
         for i, x in enumerate(inputs):
             tape.given(x, i)
-        with tape:
+        with tape, _Reads(tape):
             found = body(*inputs)
         return [tape.node_of(x) for x in found]
 
 
 def _key(x: Tensor) -> Any:
     strides = [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
-    return x.data_ptr(), x.dtype, tuple(x.shape), tuple(strides)
+    bits = x.is_neg(), x.is_conj()
+    return x.data_ptr(), x.dtype, tuple(x.shape), tuple(strides), bits
 
 
 def _written(argument: Any) -> bool:

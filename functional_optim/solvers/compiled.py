@@ -23,6 +23,28 @@ BLOCK = 512
 _steps: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
 
+class Same:
+    """A key for a function without a hash: this object."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __hash__(self) -> int:
+        return id(self.function)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.function is self.function
+
+
+def key_of(function: Any) -> Any:
+    """What a function is known by."""
+    try:
+        hash(function)
+    except TypeError:
+        return Same(function)
+    return function
+
+
 def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """A function of points, or states, and the data of their problems, trees of tensors (B, ...),
     as a graph for blocks of `BLOCK`. key: that of the cached graph. Inside a transform of

@@ -13,7 +13,7 @@ from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, programs, slots
-from functional_optim.solvers.compiled import in_blocks
+from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     check_compile,
     checked_bounds,
@@ -244,7 +244,7 @@ def _run(
 
     see = watch.seer
     with torch.no_grad():
-        key = ("least_squares", problem.fun, problem.one.layout, problem.m, rules)
+        key = ("least_squares", key_of(problem.fun), problem.one.layout, problem.m, rules)
         if compile and not modes.transformed():
             make = partial(_recordable, rules, problem)
             found = programs.solve(key, make, problem.single, x, data.args, data, see)

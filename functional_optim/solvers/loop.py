@@ -265,8 +265,10 @@ def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor
         masked = G * free.unsqueeze(-1) * free.unsqueeze(-2) + torch.diag_embed(1 - free)
         step, found = linear.solve("cholesky", System(s.r, g, gram=masked), s.mu, D)
         p = torch.where(fixed, p, step)
-        stopped = (_inside(x + p.to(x.dtype), data) - x).to(G.dtype)
-        hit = ~fixed & (stopped != p)
+        end = x + p.to(x.dtype)
+        inside = _inside(end, data)
+        hit = ~fixed & (inside != end)
+        stopped = (inside - x).to(G.dtype)
         p, fixed = torch.where(hit, stopped, p), fixed | hit
     return p, found
 

@@ -13,7 +13,7 @@ from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, programs, slots
 from functional_optim.solvers.box import Box
-from functional_optim.solvers.compiled import in_blocks
+from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.dense import DENSE
 from functional_optim.solvers.given import (
     check_compile,
@@ -225,14 +225,14 @@ def _run(
 ) -> descent.DescentProgress:
     """Solve, without autograd."""
     if compile and rules.method != "newton-cg" and not modes.transformed():
-        key = ("minimize", objective.fun, objective.one.layout, rules)
+        key = ("minimize", key_of(objective.fun), objective.one.layout, rules)
         make = partial(_recordable, rules, objective)
         with torch.no_grad():
             found = programs.solve(key, make, objective.single, x, data.args, data, watch.seer)
         if found is not None:
             return found
     if compile:
-        key = ("minimize", objective.fun, objective.one.layout)
+        key = ("minimize", key_of(objective.fun), objective.one.layout)
         objective.graph = in_blocks(key, objective.together)
 
     def begin(x: Tensor, own: descent.DescentData) -> descent.DescentProgress:

@@ -66,11 +66,7 @@ class Objective:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             f = vmap(self.single)(x, *args) if self.batched else self.single(x[0]).unsqueeze(0)
-            if not f.requires_grad:
-                raise ValueError(
-                    "the value does not depend on x by operations that autograd records; leave out "
-                    "detach, item, numpy and torch.tensor in the function."
-                )
+            _check_recorded(f)
             (g,) = torch.autograd.grad(f.sum(), x)
         return f, g
 
@@ -118,6 +114,16 @@ class OneObjective(Objective):
         point = x[0].detach().requires_grad_()
         with torch.enable_grad():
             f = self.evaluate(point, *own)
+            _check_recorded(f)
             (g,) = torch.autograd.grad(f, point)
         wide = torch.float64
         return f.detach().to(wide).reshape(1), g.to(wide).unsqueeze(0)
+
+
+def _check_recorded(f: Tensor) -> None:
+    """Raise ValueError for values without derivatives."""
+    if not f.requires_grad:
+        raise ValueError(
+            "the value does not depend on x by operations that autograd records; leave out detach, "
+            "item, numpy and torch.tensor in the function."
+        )

@@ -68,7 +68,11 @@ def solve(
     key = (key, *[(a.dtype, a.shape[1:]) for a in (x, *leaves)])
     known = _known.get(key)
     if known is None or known.calls != now.calls:
-        known = _known[key] = _made(make, evaluate, x[:1], data, now.calls)
+        known = _made(make, evaluate, x[:1], data, now)
+        if known is None:  # a function that stores something when it is first called
+            now = _called(evaluate, x, args) or now
+            known = _made(make, evaluate, x[:1], data, now) or Known(None, now.calls, None)
+        _known[key] = known
         while len(_known) > KEPT:
             _known.popitem(last=False)
     _known.move_to_end(key)
@@ -100,13 +104,16 @@ def _called(evaluate: Evaluate, x: Tensor, args: Any) -> Tape | None:
     def body(x: Tensor, *given: Tensor) -> Sequence[Tensor]:
         point = x[0].detach().requires_grad_()
         with torch.enable_grad():
-            return [_captured(tape, evaluate)(point, *_first(args, given))]
+            tape.last = _captured(tape, evaluate)(point, *_first(args, given))
+        return [tape.last]
 
     try:
         (found,) = recorded(body, [x[:1].clone(), *[a[:1].clone() for a in own]], tape)
     except (Unsuitable, NotImplementedError):
         return None
     tape.calls.append(found.index)
+    if _is_custom(tape.last):
+        tape.calls.append(object())  # its backward may do anything: it is recorded each time
     return tape
 
 
@@ -123,8 +130,21 @@ def _captured(tape: Tape, evaluate: Evaluate) -> Evaluate:
     return own
 
 
-def _made(make: Make, evaluate: Evaluate, x: Tensor, data: Any, calls: Any) -> Known:
-    """A library from the recordings of the first problem."""
+def _is_custom(value: Any) -> bool:
+    """Whether a torch.autograd.Function has made a value, or one that it depends on."""
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return True
+            seen.add(node)
+            waiting += [x for x, _ in node.next_functions]
+    return False
+
+
+def _made(make: Make, evaluate: Evaluate, x: Tensor, data: Any, now: Tape) -> Known | None:
+    """A library from the recordings of the first problem; None if they differ from `now`."""
     tapes = Tape(), Tape()
     start, _ = make(_captured(tapes[0], evaluate))
     _, step = make(_captured(tapes[1], evaluate))
@@ -148,4 +168,6 @@ def _made(make: Make, evaluate: Evaluate, x: Tensor, data: Any, calls: Any) -> K
         library = compiled(begin, advance, x.clone(), tree.leaves(data), tapes, status, RUNNING)
     except (Unsuitable, NotImplementedError):
         library = None
-    return Known(library, calls, like)
+    if library is not None and tapes[0].names != now.names:
+        return None
+    return Known(library, now.calls, like)

@@ -14,7 +14,7 @@ from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, programs, slots
-from functional_optim.solvers.compiled import in_blocks
+from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     SolverInput,
     check_compile,
@@ -205,14 +205,14 @@ def _by_steps(
     """Solve, without autograd."""
     known: Any = newton if method == "newton" else broyden
     if compile and not modes.transformed():
-        key = (method, problem.fun, problem.one.layout, rules)
+        key = (method, key_of(problem.fun), problem.one.layout, rules)
         make = partial(_recordable, known, rules, problem)
         with torch.no_grad():
             found = programs.solve(key, make, problem.single, x, data.args, data, watch.seer)
         if found is not None:
             return found
     if compile:
-        key = ("root", problem.fun, problem.one.layout)
+        key = ("root", key_of(problem.fun), problem.one.layout)
         problem.graph = in_blocks(key, problem.together)
 
     def begin(x: Tensor, own: newton.NewtonData) -> Any:

@@ -6,6 +6,7 @@ Results are those of eager steps, and do not depend on neighbours, their order o
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -319,3 +320,146 @@ def test_an_exponential_is_right_to_the_last_bits(by_library):
     assert torch.equal(found.fun.isfinite(), good)
     off = (found.fun - expected)[good].abs()
     assert (off <= 2 * torch.finfo(torch.float64).eps * expected[good] + 5e-324).all()
+
+
+class Scaled(torch.autograd.Function):
+    """A function whose backward reads numbers and tensors of its own."""
+
+    by: ClassVar = {"number": 2.0, "tensor": torch.ones(3, **F64)}
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x * Scaled.by["number"] * Scaled.by["tensor"]
+
+
+class Cached:
+    """It stores a tensor when it is first called, and has no hash."""
+
+    def __init__(self):
+        self.w = None
+
+    def __eq__(self, other):
+        return False
+
+    def __call__(self, x):
+        if self.w is None:
+            self.w = torch.arange(1.0, 4.0, **F64)
+        return (x - self.w).square().sum()
+
+
+def test_a_function_that_stores_tensors_is_recorded_with_them():
+    x = torch.zeros(9, 3, **F64)
+    for _ in range(2):
+        found = fo.minimize(Cached(), x, batched=True, compile=True)
+        torch.testing.assert_close(found.x[0], torch.arange(1.0, 4.0, **F64))
+    fun = Cached()
+    for _ in range(2):
+        found = fo.minimize(fun, x, batched=True, compile=True)
+        torch.testing.assert_close(found.x[0], torch.arange(1.0, 4.0, **F64))
+
+
+def test_what_only_derivatives_see_is_seen():
+    x, here = torch.full((9, 3), 0.7, **F64), {"detach": False, "grad": True}
+
+    def product(x):
+        with torch.set_grad_enabled(here["grad"]):
+            y = x + 0.0
+        return (x * (y.detach() if here["detach"] else y) - 1).square().sum()
+
+    def custom(x):
+        return (Scaled.apply(x) - 1).square().sum()
+
+    def slopes(fun):
+        return fo.minimize(fun, x, batched=True, compile=True, max_nfev=1).grad[0]
+
+    whole = slopes(product)
+    here["detach"] = True
+    torch.testing.assert_close(slopes(product), whole / 2)
+    here.update(detach=False, grad=False)
+    torch.testing.assert_close(slopes(product), whole / 2)
+    whole = slopes(custom)
+    Scaled.by["number"] = 4.0
+    torch.testing.assert_close(slopes(custom), whole * 2)
+    Scaled.by["tensor"].fill_(2.0)
+    torch.testing.assert_close(slopes(custom), whole * 4)
+    Scaled.by.update(number=2.0, tensor=torch.ones(3, **F64))
+
+
+def test_zeros_of_both_signs_are_two_numbers():
+    here = {"zero": 0.0}
+    x = torch.full((9, 1), 0.5, **F64)
+
+    def fun(x):
+        return x - torch.copysign(torch.ones(1, **F64), torch.full((1,), here["zero"], **F64) * 1)
+
+    for zero, end in ((0.0, 1.0), (-0.0, -1.0)):
+        here["zero"] = zero
+        found = fo.least_squares(fun, x, batched=True, compile=True)
+        assert float(found.x[0]) == pytest.approx(end)
+
+
+def test_values_are_not_read_past_torch(by_library):
+    a = torch.tensor([[1.0], [2.0], [3.0]], **F64)
+    for read in (lambda a: a.tolist(), lambda a: a.numpy(), lambda a: a.__array__()):
+        with pytest.raises((AssertionError, RuntimeError), match=r"called|data|numpy"):
+            fo.root(
+                lambda x, a, r=read: x - torch.as_tensor(r(a)), 0 * a, (a,), batched=True,
+                compile=True,
+            )  # fmt: skip
+
+
+VECTOR3 = torch.tensor([3.0, -1.0, 3.0], **F64)
+EXACT = {
+    "slices": lambda x, a: x[-9:-1].sum() + x[-2:9] - a[:2],
+    "bools": lambda x, a: x - torch.where((a > 0.3) < (a > 0.6), 1.0, 0.0),
+    "larger": lambda x, a: x - torch.maximum(a > 0.3, a > 0.6).double(),
+    "any": lambda x, a: x - (a > 0.5).max() * 1.0 - (a > 0.5).amin() * 2.0,
+    "both": lambda x, a: x - ((a > 0.3) + (a > 0.6) == (a > 0.3)).double(),
+    "order": lambda x, a: x - (a > 0.5).double().sort(stable=True).indices,
+    "left": lambda x, a: x - torch.linalg.solve(M3 + a, M3[:2], left=False)[0],
+    "info": lambda x, a: x - torch.linalg.cholesky_ex(M3 - 3 * a[0]).info.sign(),
+    "upper": lambda x, a: x - torch.linalg.cholesky(M3 @ M3.T, upper=True)[0],
+    "negative": lambda x, a: x + torch._neg_view(VECTOR3) - a,
+    "transposed": lambda x, a: (x.repeat(2).reshape(2, 3) * 2).transpose_(0, 1).reshape(-1) - 1,
+    "differences": lambda x, a: torch.cat(
+        [torch.stack([x, x.sin()]).reshape(-1), torch.stack([x.cos(), x]).reshape(-1)]
+    ).diff(),
+    "half": lambda x, a: x - a.bfloat16().double(),
+}
+M3 = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 5.0]], **F64)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_corners_of_operations_are_those_of_torch(name, fresh_dynamo, monkeypatch):
+    """By a library, or by what replaces one."""
+    backend = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, options=None, **how: backend(f, backend="eager", **how)
+    )
+    compiled._steps.clear()
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(9, 3, generator=generator, **F64) + 0.2
+    a = torch.rand(9, 3, generator=generator, **F64)
+    eager, found = [
+        solve(EXACT[name], x, a, compile=c, implicit=False, max_nfev=3) for c in (False, True)
+    ]
+    torch.testing.assert_close(found.x, eager.x, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.fun, eager.fun, rtol=1e-9, atol=1e-9)
+
+
+def test_bounds_far_away_change_no_step():
+    """A step that rounds is no step that was cut."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(8, 8, generator=generator, **F64)
+    x = torch.rand(9, 8, generator=generator, **F64)
+    fun = lambda x: torch.tanh(weights @ x / 8**0.5) + 0.1 * weights @ (x * x)  # noqa: E731
+    free, bounded = [
+        fo.least_squares(fun, x, batched=True, max_nfev=2, bounds=b) for b in (None, (-1e9, 1e9))
+    ]
+    torch.testing.assert_close(bounded.x, free.x, rtol=1e-9, atol=1e-9)
