@@ -26,8 +26,8 @@ class Many:
 
     fun: Callable[[Tensor, Tensor], Tensor]
     plain: Callable[[np.ndarray, np.ndarray], Any]
-    slopes: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
-    traced: Callable[[Any, Any, Any], Any] | None
+    slopes: Any
+    traced: Any
     starts: np.ndarray
     data: np.ndarray
 

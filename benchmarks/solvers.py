@@ -158,7 +158,8 @@ def least(method: str, seed: int, seconds: float) -> float:
         return time.perf_counter() > end
 
     how: dict[str, Any] = {"gtol": 0.0, "ftol": 0.0, "maxiter": 10**7, "max_nfev": 10**7}
-    fo.minimize(loss, params, method=method, callback=callback, implicit=False, **how)
+    how |= {"method": method, "callback": callback, "implicit": False}
+    fo.minimize(loss, params, **how)
     return best
 
 
