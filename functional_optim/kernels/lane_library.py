@@ -159,7 +159,7 @@ def compiled(
     first = recorded(begin, [x, *data], tapes[0])
     state = [y.detach().clone() for y in like]
     second = recorded(step, [*state, *data], tapes[1])
-    if tapes[0].names != tapes[1].names:
+    if not tapes[1].repeats(tapes[0]):
         raise Unsuitable("a function that is another at each call")
     fields = [Field(y.dtype, y.numel()) for y in (*state, *data)]
     after = range(len(state), len(fields))

@@ -95,7 +95,8 @@ class Tape(BASE):
     def _said(self, what: Any, x: Tensor) -> None:
         """Keep what was recorded of the user's function, as a text: −0.0 is not 0.0 there."""
         self.calls.append((repr(what), x.dtype, tuple(x.shape), torch.is_grad_enabled()))
-        self.names.append(what if isinstance(what, str) else "constant")
+        if what != "captured":
+            self.names.append(what if isinstance(what, str) else "constant")
 
     def _constant(self, x: Tensor) -> Node:
         """A value that is the same at each call."""
@@ -191,6 +192,14 @@ class Tape(BASE):
         if isinstance(x, Tensor):
             return self.node_of(x)
         return tuple(map(self._nodes, x)) if isinstance(x, (list, tuple)) else x
+
+    def repeats(self, other: Tape) -> bool:
+        """Whether the user's function was the same here, called once or several times."""
+        times = len(self.names) // len(other.names) if other.names else 1
+        alike = [(x.dtype, x.shape) for x in self.captured]
+        return self.names == other.names * times and alike == [
+            (x.dtype, x.shape) for x in other.captured
+        ]
 
     def varies(self, x: Tensor) -> bool:
         """Whether a value differs between problems."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, programs, slots
 from functional_optim.solvers.compiled import in_blocks, key_of
@@ -245,7 +244,7 @@ def _run(
     see = watch.seer
     with torch.no_grad():
         key = ("least_squares", key_of(problem.fun), problem.one.layout, problem.m, rules)
-        if compile and not modes.transformed():
+        if compile:
             make = partial(_recordable, rules, problem)
             found = programs.solve(key, make, problem.single, x, data.args, data, see)
             if found is not None:

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, programs, slots
 from functional_optim.solvers.box import Box
@@ -224,16 +223,14 @@ def _run(
     compile: bool,
 ) -> descent.DescentProgress:
     """Solve, without autograd."""
-    if compile and rules.method != "newton-cg" and not modes.transformed():
+    if compile:
         key = ("minimize", key_of(objective.fun), objective.one.layout, rules)
         make = partial(_recordable, rules, objective)
-        with torch.no_grad():
+        if rules.method != "newton-cg":
             found = programs.solve(key, make, objective.single, x, data.args, data, watch.seer)
-        if found is not None:
-            return found
-    if compile:
-        key = ("minimize", key_of(objective.fun), objective.one.layout)
-        objective.graph = in_blocks(key, objective.together)
+            if found is not None:
+                return found
+        objective.graph = in_blocks(key[:-1], objective.together)
 
     def begin(x: Tensor, own: descent.DescentData) -> descent.DescentProgress:
         return descent.start(rules, objective, x, own)

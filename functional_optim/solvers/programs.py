@@ -39,6 +39,7 @@ class Known(NamedTuple):
 _known: OrderedDict[Any, Known] = OrderedDict()
 
 
+@torch.no_grad()
 def solve(
     key: Any,
     make: Make,
@@ -168,6 +169,6 @@ def _made(make: Make, evaluate: Evaluate, x: Tensor, data: Any, now: Tape) -> Kn
         library = compiled(begin, advance, x.clone(), tree.leaves(data), tapes, status, RUNNING)
     except (Unsuitable, NotImplementedError):
         library = None
-    if library is not None and tapes[0].names != now.names:
+    if library is not None and not tapes[0].repeats(now):
         return None
     return Known(library, now.calls, like)

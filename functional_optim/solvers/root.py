@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, programs, slots
 from functional_optim.solvers.compiled import in_blocks, key_of
@@ -204,16 +203,13 @@ def _by_steps(
 ) -> Found:  # fmt: skip
     """Solve, without autograd."""
     known: Any = newton if method == "newton" else broyden
-    if compile and not modes.transformed():
+    if compile:
         key = (method, key_of(problem.fun), problem.one.layout, rules)
         make = partial(_recordable, known, rules, problem)
-        with torch.no_grad():
-            found = programs.solve(key, make, problem.single, x, data.args, data, watch.seer)
+        found = programs.solve(key, make, problem.single, x, data.args, data, watch.seer)
         if found is not None:
             return found
-    if compile:
-        key = ("root", key_of(problem.fun), problem.one.layout)
-        problem.graph = in_blocks(key, problem.together)
+        problem.graph = in_blocks(key[:-1], problem.together)
 
     def begin(x: Tensor, own: newton.NewtonData) -> Any:
         return known.start(rules, problem, x, own)

@@ -19,10 +19,10 @@ MUTANTS = [
         "'changed or known or other or torch_does'",
         (
             "what is recorded does not tell operations apart",
-            "self.calls.append((op, _plain(given), _plain(named), x.dtype",
-            "self.calls.append((_plain(given), _plain(named), x.dtype",
+            "self._said((op, _plain(given), _plain(named)), x)",
+            "self._said((_plain(given), _plain(named)), x)",
         ),
-        ("values may be read", 'raise Unsuitable("a function that reads values")', "pass"),
+        ("values may be read", "if op in READS and any(", "if False and any("),
         ("random numbers are constants", 'raise Unsuitable(f"random numbers ({op})")', "pass"),
         ("tensors of a closure are constants", "if not self.inside:", "if True:"),
         (
@@ -55,8 +55,8 @@ MUTANTS = [
         ),
         (
             "a slice begins at 0",
-            "own = plus(times(index[dim], step), start",
-            "own = plus(times(index[dim], step), 0 * start",
+            "plus(times(index[dim], step), start), *index",
+            "plus(times(index[dim], step), 0), *index",
         ),
     ),
     *of(
