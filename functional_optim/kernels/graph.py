@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.node import Node, Unsuitable, reached
 
 
 class Graph:
@@ -49,13 +49,7 @@ class Graph:
 
     def pruned(self) -> Graph:
         """The same without what neither a store nor a result depends on."""
-        live: set[Node] = set()
-        waiting = [*self.results, *[value for _, value in self.stores]]
-        while waiting:
-            node = waiting.pop()
-            if node not in live:
-                live.add(node)
-                waiting += node.operands()
+        live = reached([*self.results, *[value for _, value in self.stores]])
         self.nodes = [x for x in self.nodes if x in live or x.op == "input"]
         for i, node in enumerate(self.nodes):
             node.index = i

@@ -52,7 +52,7 @@ class LaneSource:
         running: int,
         routines: Sequence[Routine],
     ) -> None:
-        self.fields, self.states = fields, states
+        self.fields = fields
         for x in (*fields, *[y for r in routines for y in (*r.tape.captured, *r.tape.fixed)]):
             check(x.dtype)
         vectors = [VECTOR[x.dtype] for x in fields]
@@ -107,10 +107,8 @@ class LaneLibrary:
     like: a state of one problem, to tell the shapes of its fields.
     """
 
-    def __init__(
-        self, native: Native, source: LaneSource, like: Sequence[Tensor], fixed: Sequence[Tensor]
-    ) -> None:
-        self.native, self.source, self.like, self.fixed = native, source, like, fixed
+    def __init__(self, native: Native, like: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
+        self.native, self.like, self.fixed = native, like, fixed
 
     def states(self, count: int) -> list[Tensor]:
         """Memory for the states of so many problems."""
@@ -171,4 +169,4 @@ def compiled(
     native = library(source)
     if native is None:
         return None
-    return LaneLibrary(native, source, state, [*tapes[0].fixed, *tapes[1].fixed])
+    return LaneLibrary(native, state, [*tapes[0].fixed, *tapes[1].fixed])

@@ -1,4 +1,4 @@
-"""LaneLoops over the elements of values, each element a vector, as C++."""
+"""Loops over the elements of values, each element a vector, as C++."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Elsewhere(Exception):
 
 
 class LaneLoops:
-    """LaneLoops over a shape; of few elements, their bodies one after another.
+    """Loops over a shape; of few elements, their bodies one after another.
 
     indices, bodies: of each body. index: of the body that is being written. members: values that
     the loops compute, with a text for each body; None for one that is complete behind them only.
@@ -126,4 +126,5 @@ def plus(a: Any, b: Any) -> Any:
 
 
 def size_of(node: Node) -> int:
+    """The number of elements of a value."""
     return math.prod(node.shape)

@@ -33,7 +33,7 @@ from functional_optim.kernels.lane_matrices import (
 )
 from functional_optim.kernels.lane_views import source_of
 from functional_optim.kernels.lanes import VECTOR, Lanes, check
-from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.node import Node, Unsuitable, reached
 
 MOST = 1 << 20
 """Bytes of scratch memory of a program: what its loops touch should fit a cache."""
@@ -78,7 +78,7 @@ class Program:
         self.open: LaneLoops | None = None
         self.kind: Any = None
         """Which values the open loops take."""
-        live = _live([x for x, _ in outputs])
+        live = reached([x for x, _ in outputs])
         self.uses: dict[Node, list[Node]] = {x: [] for x in live}
         for node in live:
             check(node.dtype)
@@ -165,7 +165,7 @@ class Program:
                 return Lanes.cast(self.value(value, (), nest), value.dtype, node.dtype)
             return Lanes.constant(value, node.dtype)
         if node.op in JOINS:
-            part, inner, _ = self._part(node, index)
+            part, inner = self._part(node, index)
             return Lanes.cast(self.value(part, inner, nest), part.dtype, node.dtype)
         view = source_of(node)
         if view is None:
@@ -179,8 +179,8 @@ class Program:
         text = self.value(x, inner, nest)
         return text if inside == "true" else self._let(f"({inside}) ? {text} : {zero}", nest)
 
-    def _part(self, node: Node, index: Index) -> tuple[Node, Index, int]:
-        """In which part of joined values an element is, where there, and where the part begins."""
+    def _part(self, node: Node, index: Index) -> tuple[Node, Index]:
+        """In which part of joined values an element is, and where there."""
         dim = _dim(node)
         stacked, start = node.op == JOINS[1], 0
         for part in node.args[0]:
@@ -189,7 +189,7 @@ class Program:
                 isinstance(index[dim], int) and start <= index[dim] < start + size
             ):
                 own = () if stacked else (plus(index[dim], -start),)
-                return part, (*index[:dim], *own, *index[dim + 1 :]), start
+                return part, (*index[:dim], *own, *index[dim + 1 :])
             start += size
         raise NoMemory(node)
 
@@ -447,17 +447,6 @@ def _dim(node: Node) -> int:
 def _kind_of(node: Node) -> str | None:
     """As `ops.kind`; elements that are read by an index are computed separately, too."""
     return "point" if node.op in BY_INDEX else ops.kind(node.op)
-
-
-def _live(outputs: Sequence[Node]) -> set[Node]:
-    live: set[Node] = set()
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if node not in live:
-            live.add(node)
-            waiting += node.operands()
-    return live
 
 
 def _reduced(node: Node) -> list[int]:

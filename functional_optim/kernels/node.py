@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,18 @@ import torch
 NumberSource = Literal["value", "tensor"]
 """Where a number of a step comes from: an argument of the launch, or a float64 tensor of no
 dimensions on the device."""
+
+
+def reached(nodes: Iterable[Node]) -> set[Node]:
+    """These values, and all that they depend on."""
+    found: set[Node] = set()
+    waiting = [*nodes]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.operands()
+    return found
 
 
 class Unsuitable(Exception):

@@ -19,7 +19,7 @@ from functional_optim.kernels import ops
 from functional_optim.kernels.asked import Given, memory_of
 from functional_optim.kernels.decomposed import DECOMPOSED
 from functional_optim.kernels.graph import Graph
-from functional_optim.kernels.node import Node, RuleError, Unsuitable
+from functional_optim.kernels.node import Node, RuleError, Unsuitable, reached
 from functional_optim.kernels.private import DispatchMode
 
 Made = tuple[Sequence[Tensor | None], Sequence[Tensor]]
@@ -244,13 +244,8 @@ class Recorder(BASE):
 
     def depends(self, x: Any) -> bool:
         """Whether a tensor follows from what a step is given, not from constants alone."""
-        waiting = [self.node_of(x)]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node.op in ("input", "number"):
-                return True
-            waiting += [] if node is None else node.operands()
-        return False
+        node = self.node_of(x)
+        return node is not None and any(y.op in ("input", "number") for y in reached([node]))
 
     def _is_host(self, x: Any) -> bool:
         """Whether a tensor depends on scalars of the step only."""

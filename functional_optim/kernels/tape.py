@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from functional_optim.kernels import ops
 from functional_optim.kernels.asked import READING
 from functional_optim.kernels.decomposed import DECOMPOSED, OF_DERIVATIVES
-from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.node import Node, Unsuitable, reached
 from functional_optim.kernels.private import DispatchMode
 
 BASE: Any = DispatchMode or object
@@ -47,8 +47,6 @@ class Tape(BASE):
         self.places: dict[int, set[Any]] = {}
         """For each memory the keys of the values in it."""
         self.alive: list[Tensor] = []
-        self.last: Any = None
-        """The result of the user's function, with its history."""
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -89,14 +87,13 @@ class Tape(BASE):
             return self._constant(x)
         self.captured.append(x)
         node = self._note(x, "captured", (len(self.captured) - 1,), {})
-        self._said("captured", x)
+        self.calls.append(("captured", x.dtype, tuple(x.shape)))
         return node
 
-    def _said(self, what: Any, x: Tensor) -> None:
+    def _said(self, name: str, what: Any, x: Tensor) -> None:
         """Keep what was recorded of the user's function, as a text: −0.0 is not 0.0 there."""
         self.calls.append((repr(what), x.dtype, tuple(x.shape), torch.is_grad_enabled()))
-        if what != "captured":
-            self.names.append(what if isinstance(what, str) else "constant")
+        self.names.append(name)
 
     def _constant(self, x: Tensor) -> Node:
         """A value that is the same at each call."""
@@ -104,10 +101,10 @@ class Tape(BASE):
         if bool((x == first).all()):
             value = first.item()
             if self.inside:
-                self._said(value, x)
+                self._said("constant", value, x)
             return self._note(x, "full.default", (tuple(x.shape), value), {})
         if self.inside:
-            self._said(x.reshape(-1).tolist(), x)
+            self._said("constant", x.reshape(-1).tolist(), x)
         self.fixed.append(x.detach().clone())
         return self._note(x, "fixed", (len(self.fixed) - 1,), {})
 
@@ -142,8 +139,7 @@ class Tape(BASE):
 
     def _result(self, x: Tensor, op: str, args: Any, given: Any, named: dict[str, Any]) -> None:
         if self.inside:
-            self._said((op, _plain(given), _plain(named)), x)
-            self.names[-1] = op
+            self._said(op, (op, _plain(given), _plain(named)), x)
         if any(isinstance(y, Tensor) and _key(y) == _key(x) for y in args):
             return  # the same elements in the same order
         operands = [y for y in _flat((given, named)) if isinstance(y, Node)]
@@ -153,7 +149,6 @@ class Tape(BASE):
             self._constant(x)
             return
         node = self._note(x, op, given, named)
-        node.within = "function" if self.inside else ""
         same = None if self.inside else _simpler(node)
         if same is not None:
             self.known[_key(x)] = same
@@ -180,8 +175,7 @@ class Tape(BASE):
                 raise Unsuitable("a copy into another dtype or shape")
             plain, given = "clone.default", given[1:2]
         if self.inside:
-            self._said((op, _plain(given), _plain(named)), target)
-            self.names[-1] = op
+            self._said(op, (op, _plain(given), _plain(named)), target)
         if plain == "zero.default":
             self._note(target, "full.default", (tuple(target.shape), 0), {})
         else:
@@ -203,15 +197,7 @@ class Tape(BASE):
 
     def varies(self, x: Tensor) -> bool:
         """Whether a value differs between problems."""
-        waiting, seen = [self.node_of(x)], set()
-        while waiting:
-            node = waiting.pop()
-            if node.op == "input":
-                return True
-            if node.index not in seen:
-                seen.add(node.index)
-                waiting += [y for y in _flat((node.args, node.kwargs)) if isinstance(y, Node)]
-        return False
+        return any(node.op == "input" for node in reached([self.node_of(x)]))
 
 
 # not in the class statement: torch would wrap it, so that the first operation imports its compiler

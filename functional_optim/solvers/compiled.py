@@ -12,7 +12,7 @@ from functional_optim import tree
 from functional_optim.core import modes
 
 KEPT = 16
-"""Number of cached graphs, least recently used first."""
+"""Number of cached graphs, and of libraries, least recently used first."""
 QUICK = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
 """Options of Inductor that halve the time of a first compilation: they omit headers, autotuning and
 processes, which pay off from the tenth kernel on."""
@@ -70,10 +70,15 @@ def _kept(key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """A function's graph, compiled at the first call with this key."""
     if key not in _steps:
         _steps[key] = _compiled(function)
-        while len(_steps) > KEPT:
-            _steps.popitem(last=False)
-    _steps.move_to_end(key)
+    used(_steps, key)
     return _steps[key]
+
+
+def used(cache: OrderedDict[Any, Any], key: Any) -> None:
+    """Note that an entry was used; the least recently used ones are dropped."""
+    cache.move_to_end(key)
+    while len(cache) > KEPT:
+        cache.popitem(last=False)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -141,8 +141,8 @@ def least_squares(
             have that dimension, too.
         compile: record a step for one problem, and compile a library of C++ that solves all
             problems, eight at a time (`batched`, on CPUs). The first call takes 0.4 to 2 s, later
-            ones a tenth of the time of eager steps. Libraries are cached for the same
-            fun, which is recorded again at each call, so that changes of its closure are seen.
+            ones a tenth of the time of eager steps. Libraries are cached for the same fun, which is
+            recorded again at each call, so that changes of its closure are seen.
             On GPUs, and where fun has operations without C++, torch.compile compiles the step,
             which takes ten seconds or more. Inside torch.func's transforms all runs eagerly.
         implicit: make x differentiable with respect to args, up to second derivatives, by the

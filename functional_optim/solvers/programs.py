@@ -14,10 +14,8 @@ from functional_optim.core import modes
 from functional_optim.kernels.lane_library import LaneLibrary, compiled
 from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.tape import Tape, recorded
+from functional_optim.solvers.compiled import used
 from functional_optim.solvers.slots import RUNNING
-
-KEPT = 16
-"""Number of cached libraries, least recently used first."""
 
 Evaluate = Callable[..., Tensor]
 """A user's function of one problem: `f(x, *args)`, of tensors without a dimension of problems."""
@@ -28,10 +26,10 @@ state of problems: a NamedTuple of tensors."""
 
 
 class Known(NamedTuple):
-    """A solver's library, or None. calls: what its recording saw of the user's
-    function. state: one of one problem."""
+    """compiled: a solver's library, or None. calls: what its recording saw of the user's function.
+    state: one of one problem."""
 
-    library: LaneLibrary | None
+    compiled: LaneLibrary | None
     calls: Any
     state: Any
 
@@ -74,12 +72,10 @@ def solve(
             now = _called(evaluate, x, args) or now
             known = _made(make, evaluate, x[:1], data, now) or Known(None, now.calls, None)
         _known[key] = known
-        while len(_known) > KEPT:
-            _known.popitem(last=False)
-    _known.move_to_end(key)
-    if known.library is None:
+    used(_known, key)
+    if known.compiled is None:
         return None
-    run, states = known.library.run, known.library.states(len(x))
+    run, states = known.compiled.run, known.compiled.states(len(x))
     states[0].copy_(x)
     run(states, leaves, now.captured, begins=True)
     s = tree.with_leaves(known.state, states)
@@ -101,19 +97,21 @@ def _called(evaluate: Evaluate, x: Tensor, args: Any) -> Tape | None:
     It tells whether a cached library still fits, and which tensors the function reads.
     """
     tape, own = Tape(), tree.leaves(args)
+    value: Any = None
 
     def body(x: Tensor, *given: Tensor) -> Sequence[Tensor]:
+        nonlocal value
         point = x[0].detach().requires_grad_()
         with torch.enable_grad():
-            tape.last = _captured(tape, evaluate)(point, *_first(args, given))
-        return [tape.last]
+            value = _captured(tape, evaluate)(point, *_first(args, given))
+        return [value]
 
     try:
         (found,) = recorded(body, [x[:1].clone(), *[a[:1].clone() for a in own]], tape)
     except (Unsuitable, NotImplementedError):
         return None
     tape.calls.append(found.index)
-    if _is_custom(tape.last):
+    if _is_custom(value):
         tape.calls.append(object())  # its backward may do anything: it is recorded each time
     return tape
 

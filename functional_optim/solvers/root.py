@@ -113,8 +113,8 @@ def root(
             shared values into fun's closure. fun runs under torch.vmap.
         compile: record a step for one problem, and compile a library of C++ that solves all
             problems, eight at a time (`batched`, on CPUs). The first call takes 0.4 to 2 s, later
-            ones a tenth of the time of eager steps. Libraries are cached for the same
-            fun, which is recorded again at each call, so that changes of its closure are seen.
+            ones a tenth of the time of eager steps. Libraries are cached for the same fun, which is
+            recorded again at each call, so that changes of its closure are seen.
             On GPUs, and where fun has operations without C++, torch.compile compiles fun with its
             derivatives. Inside torch.func's transforms all runs eagerly.
         implicit: make x differentiable with respect to args, up to second derivatives, by the

@@ -101,7 +101,7 @@ def test_a_library_does_what_torch_does(name, by_library):
     y = torch.rand(21, 12, generator=generator, **F64)
     start = solve(fun, x0, y, max_nfev=1)
     eager, found = [solve(fun, x0, y, compile=c, implicit=False) for c in (False, True)]
-    assert [x.library is not None for x in by_library] == [True]
+    assert [x.compiled is not None for x in by_library] == [True]
     assert (found.success == eager.success).double().mean() > 0.8
     assert (found.cost <= 1.001 * start.cost).all()
     alike = (found.cost - eager.cost).abs() <= 1e-6 * eager.cost + 1e-12
@@ -137,7 +137,7 @@ def test_each_kind_of_step_is_that_of_torch(how, n, dtype, by_library):
         return weights @ x + 0.3 * torch.sin(weights @ x) - y
 
     eager, found = [solve(fun, x0, y, compile=c, implicit=False, **how) for c in (False, True)]
-    assert [x.library is not None for x in by_library] == [True]
+    assert [x.compiled is not None for x in by_library] == [True]
     assert torch.equal(found.success, eager.success)
     close = {"rtol": 1e-6, "atol": 1e-9} if dtype is torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
     torch.testing.assert_close(found.cost, eager.cost, **close)
