@@ -206,7 +206,7 @@ def solve(**arguments: Any) -> dict[str, Any]:
 
 def least(**arguments: Any) -> dict[str, Any]:
     """The lowest loss that a solver finds in some seconds."""
-    from solvers import least
+    from poisson import least
 
     return {"loss": least(**arguments)}
 

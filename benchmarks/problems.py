@@ -114,21 +114,24 @@ def valleys(count: int, n: int) -> Many:
     return Many(value, value, gradient, None, starts, data)
 
 
-def poisson(seed: int) -> tuple[dict[str, Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
-    """A network of 1,185 parameters that solves Poisson's equation on a square.
+def poisson(
+    seed: int, width: int = 32, points: int = 400
+) -> tuple[dict[str, Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
+    """A network with two hidden layers that solves Poisson's equation on a square.
 
-    Returns its parameters, its loss, and its 480 residuals, whose squares sum to twice the loss.
-    The Laplacian is carried forward through the layers by hand.
+    Returns its parameters (1,185 for a width of 32), its loss, and its residuals, whose squares sum
+    to twice the loss: those of points inside, and of a fifth as many on the border. The Laplacian
+    is carried forward through the layers by hand.
     """
+    side = torch.arange(points // 5)
     generator = torch.Generator().manual_seed(seed)
     uniform = {"generator": generator, "dtype": torch.float64}
     params: dict[str, Tensor] = {}
-    for i, (wide, high) in enumerate(((2, 32), (32, 32), (32, 1))):
+    for i, (wide, high) in enumerate(((2, width), (width, width), (width, 1))):
         reach = math.sqrt(6 / (wide + high))
         params[f"w{i}"] = reach * (2 * torch.rand(high, wide, **uniform) - 1)
         params[f"b{i}"] = (2 * torch.rand(high, **uniform) - 1) / wide**0.5
-    inside, border = torch.rand(400, 2, **uniform), torch.rand(80, 2, **uniform)
-    side = torch.arange(80)
+    inside, border = torch.rand(points, 2, **uniform), torch.rand(len(side), 2, **uniform)
     border[side % 4 < 2, 0] = (side[side % 4 < 2] % 2).double()
     border[side % 4 > 1, 1] = (side[side % 4 > 1] % 2).double()
     source = 2 * math.pi**2 * torch.sin(math.pi * inside).prod(1)
@@ -141,11 +144,13 @@ def poisson(seed: int) -> tuple[dict[str, Tensor], Callable[..., Tensor], Callab
         second = torch.tanh(first @ p["w1"].T + p["b1"])
         bend = 1 - second**2
         curved = -2 * second * bend * (p["w1"] @ jacobian).square().sum(-1) + bend * laplacian
-        return ((curved @ p["w2"].T)[..., 0] + source) / 400**0.5
+        return ((curved @ p["w2"].T)[..., 0] + source) / points**0.5
 
     def edge(p: dict[str, Tensor], x: Tensor) -> Tensor:
         first = torch.tanh(x @ p["w0"].T + p["b0"])
-        return (torch.tanh(first @ p["w1"].T + p["b1"]) @ p["w2"].T + p["b2"])[..., 0] / 8**0.5
+        return (torch.tanh(first @ p["w1"].T + p["b1"]) @ p["w2"].T + p["b2"])[..., 0] / (
+            len(side) / 10
+        ) ** 0.5
 
     def loss(p: dict[str, Tensor]) -> Tensor:
         inner, outer = equation(p, inside, source), edge(p, border)

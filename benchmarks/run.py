@@ -25,6 +25,7 @@ import matrices
 import memory
 import peers
 import plot
+import poisson
 import report
 import research
 import sharded
@@ -81,7 +82,13 @@ def chosen(only: str | None) -> list[Row]:
         *train_rows.rows(),
         *lbfgs.rows(),
     ]
-    rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *solvers.rows()]
+    rows += [
+        *gradient_free.rows(),
+        *sharded.rows(),
+        *research.rows(),
+        *solvers.rows(),
+        *poisson.rows(),
+    ]
     rows += [*peers.rows(), *gpu_rows.rows()]
     if only is None:
         return rows

@@ -1,4 +1,4 @@
-"""Solvers: ours for many problems against a loop over scipy's, against optimistix, and each other.
+"""Solvers: ours for many problems against a loop over scipy's, and against optimistix.
 
     make bench ARGS="--only solver"
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -31,10 +29,6 @@ SAMPLE = 300
 """Problems that scipy's loop solves."""
 TIGHT = 1e-8
 ROUNDS = 5
-PHYSICS = 20.0
-"""Seconds that each method has for the network."""
-SEEDS = 3
-
 Timed = dict[str, list[float]]
 
 
@@ -139,44 +133,6 @@ def turns(problem: str, rival: str, compiled: bool, rounds: int, quick: bool) ->
     return found
 
 
-def least(method: str, seed: int, seconds: float) -> float:
-    """The lowest loss that a method finds for the network in some seconds, on one thread."""
-    torch.set_num_threads(1)
-    params, loss, residuals = problems.poisson(seed)
-    best, end = math.inf, time.perf_counter() + seconds
-    if method == "lm":
-        tx = fo.levenberg_marquardt()
-        state = tx.init(params)
-        while time.perf_counter() < end:
-            step, state = tx.update(None, state, params, residual_fn=residuals)
-            params = fo.apply_updates(params, step)
-        return float(loss(params))
-
-    def callback(intermediate_result: Any) -> bool:
-        nonlocal best
-        best = min(best, float(intermediate_result.fun))
-        return time.perf_counter() > end
-
-    how: dict[str, Any] = {"gtol": 0.0, "ftol": 0.0, "maxiter": 10**7, "max_nfev": 10**7}
-    how |= {"method": method, "callback": callback, "implicit": False}
-    fo.minimize(loss, params, **how)
-    return best
-
-
-def equal_time(method: str, rival: str, effort: Effort) -> Measured:
-    """The losses of both, from the same starts."""
-    seconds, seeds = (0.2, range(1)) if effort.quick else (PHYSICS, range(SEEDS))
-    ours, theirs = (
-        [fresh.fresh("least", method=own, seed=i, seconds=seconds)["loss"] for i in seeds]
-        for own in (method, rival)
-    )
-    return Measured(ours, theirs, f"our `{rival}`", f"Ratios by seed: {ratios(ours, theirs)}.")
-
-
-def ratios(ours: list[float], theirs: list[float]) -> str:
-    return ", ".join([f"{a / b:.1e}" for a, b in zip(ours, theirs, strict=True)])
-
-
 def compare(problem: str, rival: str, compiled: bool, effort: Effort) -> Measured:
     """The race, in a separate process."""
     peer = rival == "optimistix"
@@ -231,9 +187,4 @@ def rows() -> list[Row]:
         what = f"First call, {how}, nothing cached"
         run = partial(first_call, problem, rival, compiled)
         found.append(Row(f"solver-first-{problem}-{how}", what, words, run, (bar,), "ours"))
-    words = f"network for Poisson's equation, {PHYSICS:.0f} s"
-    for method, rival, bar in (("lm", "l-bfgs-b", 1e-3), ("ssbfgs", "bfgs", 1e-2)):
-        run = partial(equal_time, method, rival)
-        what = f"Loss of `{names.get(method, method)}`"
-        found.append(Row(f"solver-poisson-{method}", what, words, run, (bar,), unit="loss"))
     return found

@@ -28,9 +28,6 @@ from functional_optim.solvers.steps import (
     vector_view,
 )
 
-TINY = 1e-14
-"""Damping of the Gauss–Newton step, in units of D², so that it has a solution."""
-
 
 class DoglegState(NamedTuple):
     """n: number of parameters."""
@@ -113,9 +110,7 @@ def dogleg(
         size = norm(D * at.x.to(torch.float64))
         first = torch.where(size > 0, size, 1.0)
         delta = torch.where(state.radius > 0, state.radius, first)
-        newton, solved = linear.solve(at.kind, at.system, torch.full_like(delta, TINY), D)
-        newton = torch.where(solved, newton, float("inf"))
-        p = globalization.dogleg(at.system, newton, D, delta)
+        p, _ = globalization.dogleg(at.kind, at.system, D, delta)
         trial = tried(at, residual_fn, p, p.isfinite().all())
         length = torch.where(trial.step.isfinite().all(), norm(D * trial.step), delta)
         delta = globalization.radius(delta, length, trial.ratio)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from functional_optim.solvers.linear import SMALL, System, norm
+from functional_optim.solvers.linear import SMALL, UNROLLED, System, norm, solve
 
 ACCEPTED = 1e-4
 """Ratio of actual to predicted decrease above which a step is accepted: MINPACK's."""
+EPS = torch.finfo(torch.float64).eps
 BENT = 0.75
 """Largest ratio of acceleration to velocity of an accepted step: the paper's α."""
 
@@ -49,18 +50,33 @@ def guarded(D: Tensor) -> Tensor:
     return torch.where(D > 0, D, 1.0)
 
 
-def dogleg(system: System, newton: Tensor, D: Tensor, delta: Tensor) -> Tensor:
+def floored(D: Tensor, residuals: int) -> Tensor:
+    """Scales for a step, from norms of the columns of J, (..., n).
+
+    With fewer residuals than parameters each is at least their root mean square: only the damping
+    limits steps of parameters with little influence.
+    """
+    if residuals < D.shape[-1]:
+        D = D.maximum((D * D).mean(-1, keepdim=True).sqrt())
+    return guarded(D)
+
+
+def dogleg(kind: str, system: System, D: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """Powell's path from 0 over the Cauchy point to the Gauss–Newton step, truncated at ‖D p‖ = Δ.
 
-    newton: the Gauss–Newton step; not finite if there is none.
+    Returns p, and whether there is a Gauss–Newton step; else the path ends at the Cauchy point. The
+    step is damped by the rounding errors of JᵀJ or J Jᵀ: without it, a singular one has none.
     """
+    size = min(system.r.shape[-1], D.shape[-1])
+    rounding = EPS * (size if size > UNROLLED else 1)
+    newton, found = solve(kind, system, torch.full_like(delta, rounding), D)
     g = system.g / D
     square = (g * g).sum(-1)
     curvature = system.along(g / D)
     length = square.sqrt().clamp(min=SMALL)
     steepest = torch.where(curvature > 0, square / curvature.clamp(min=SMALL), delta / length)
     cauchy = -steepest.unsqueeze(-1) * g
-    far = D * newton
+    far = torch.where(found.unsqueeze(-1), D * newton, cauchy)
     edge = -(delta / length).unsqueeze(-1) * g
     leg = far - cauchy
     a, b = (leg * leg).sum(-1), (leg * cauchy).sum(-1)
@@ -70,7 +86,7 @@ def dogleg(system: System, newton: Tensor, D: Tensor, delta: Tensor) -> Tensor:
     path = cauchy + tau.clamp(0, 1).unsqueeze(-1) * leg
     q = torch.where((c >= 0).unsqueeze(-1), edge, path)
     inside = norm(far) <= delta
-    return torch.where(inside.unsqueeze(-1), far, q) / D
+    return torch.where(inside.unsqueeze(-1), far, q) / D, found
 
 
 def bent(velocity: Tensor, acceleration: Tensor, D: Tensor) -> Tensor:

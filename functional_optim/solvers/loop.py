@@ -12,6 +12,7 @@ from functional_optim.solvers import linear
 from functional_optim.solvers.globalization import (
     ACCEPTED,
     dogleg,
+    floored,
     guarded,
     nielsen,
     radius,
@@ -117,7 +118,7 @@ def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
     ones = torch.ones_like(at.cost)
     mu = FIRST_DAMPING * ones
     if rules.method == "dogleg":
-        size = norm(guarded(D) * x.to(torch.float64))
+        size = norm(stepped(rules, D, r) * x.to(torch.float64))
         mu = torch.where(size > 0, size, 1.0)
     count = torch.ones_like(at.cost, dtype=torch.int64)
     status = torch.where(_finite(at) & r.isfinite().all(-1), RUNNING, -1)
@@ -131,6 +132,11 @@ def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
 
 def _finite(at: Linearized) -> Tensor:
     return at.cost.isfinite() & at.g.isfinite().all(-1) & at.diagonal.isfinite().all(-1)
+
+
+def stepped(rules: Rules, D: Tensor, r: Tensor) -> Tensor:
+    """The scales of a step: those of the user, or from the norms of columns."""
+    return floored(D, r.shape[-1]) if rules.scaled else guarded(D)
 
 
 def outward(x: Tensor, g: Tensor, data: Data) -> Tensor:
@@ -156,7 +162,7 @@ def _flat(rules: Rules, cost: Tensor, x: Tensor, g: Tensor, D: Tensor, data: Dat
 def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress:
     """Try a step of each running problem. Without branches on values, except for `problem.lazy`."""
     running = s.status == RUNNING
-    D = guarded(s.D)
+    D = stepped(rules, s.D, s.r)
     system = _system(rules, problem, s)
     p, found, near = _proposed(rules, system, s, D, data)
     trial = _inside(s.x + p.to(s.x.dtype), data)
@@ -237,13 +243,8 @@ def _proposed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A step, whether it was found, and whether it is nearly the Gauss–Newton step."""
     if rules.method == "dogleg":
-        tiny = torch.full_like(s.mu, rules.floor)
-        newton, found = linear.solve(rules.kind, system, tiny, D)
-        newton = torch.where(found.unsqueeze(-1), newton, float("inf"))
-        p = dogleg(system, newton, D, s.mu)
-        found = p.isfinite().all(-1)
-        p = torch.where(found.unsqueeze(-1), p, 0.0)
-        return p, found, norm(D * p) < 0.95 * s.mu
+        p, found = dogleg(rules.kind, system, D, s.mu)
+        return p, p.isfinite().all(-1), found & (norm(D * p) < 0.95 * s.mu)
     if rules.method == "trf":
         p, found = _clipped(system, s, D, data)
     else:

@@ -14,7 +14,7 @@ from functional_optim.core.chain import WithoutGradients
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, residuals
 from functional_optim.solvers.given import check_derivatives
-from functional_optim.solvers.globalization import ACCEPTED, bent, guarded, ratio, scales
+from functional_optim.solvers.globalization import ACCEPTED, bent, floored, ratio, scales
 from functional_optim.solvers.linear import System
 
 Scaling = Literal["jac"]
@@ -144,17 +144,11 @@ def acceleration(at: Here, fn: Any, p: Tensor, mu: Tensor, D: Tensor) -> tuple[T
 
 
 def scaled(scaling: Scaling | None, at: Here, before: Tensor) -> tuple[Tensor, Tensor]:
-    """D for this step, and for the state.
-
-    With fewer residuals than parameters each scale is at least their root mean square: only the
-    damping limits steps of parameters with little influence.
-    """
+    """D for this step, and for the state."""
     if scaling is None:
         return torch.ones_like(at.diagonal), before
     kept = scales(at.diagonal, before)
-    if at.system.r.shape[-1] < kept.shape[-1]:
-        return guarded(kept.maximum((kept * kept).mean().sqrt())), kept
-    return guarded(kept), kept
+    return floored(kept, at.system.r.shape[-1]), kept
 
 
 def check_scaling(scaling: Any) -> None:

@@ -11,6 +11,8 @@ from fits import rosenbrock
 
 import functional_optim as fo
 from functional_optim import tree
+from functional_optim.solvers import globalization
+from functional_optim.solvers.linear import System
 
 DOUBLE = torch.float64
 SEED = torch.Generator().manual_seed(5)
@@ -117,6 +119,34 @@ def test_scales_of_few_residuals_are_at_least_their_root_mean_square():
     D = norms.maximum(norms.square().mean().sqrt())
     expected = torch.linalg.solve(A.mT @ A + 0.5 * torch.diag(D * D), A.mT @ b)
     assert torch.allclose(updates, expected)
+
+
+@pytest.mark.parametrize("method", ["lm", "dogleg"])
+def test_least_squares_takes_the_same_steps_for_fewer_residuals_than_parameters(method):
+    p, fn = params(), fo.per_sample(one, X[:5], Y[:5])
+    tx = {"lm": fo.levenberg_marquardt(), "dogleg": fo.dogleg()}[method]
+    for steps in (1, 2, 3, 4):
+        found = fo.least_squares(
+            fn, p, method=method, max_nfev=steps + 1, ftol=0, xtol=0, gtol=0, implicit=False
+        )
+        assert float(found.cost) == pytest.approx(loss(trained(tx, p, steps, fn)[0], fn), rel=1e-6)
+
+
+def test_dogleg_takes_gauss_newton_steps_for_equal_residuals():
+    A = torch.randn(5, 90, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    A, b = A.repeat(16, 1), torch.arange(5, dtype=DOUBLE).repeat(16)
+    p, _ = trained(fo.dogleg(1e3), torch.zeros(90, dtype=DOUBLE), 1, fn := lambda x: A @ x - b)
+    assert float(fn(p).abs().max()) < 1e-11
+
+
+def test_without_a_gauss_newton_step_dogleg_ends_at_the_cauchy_point():
+    gram = torch.tensor([[[1.0, 2.0], [2.0, 1.0]]], dtype=DOUBLE)
+    g = torch.tensor([[1.0, 0.5]], dtype=DOUBLE)
+    system, D = System(r=g, g=g, gram=gram), torch.ones_like(g)
+    for delta, length in ((10.0, 1.25 / 3.25), (0.1, 0.1 / 1.25**0.5)):
+        p, found = globalization.dogleg("cholesky", system, D, g.new_tensor([delta]))
+        assert not found
+        assert torch.allclose(p, -length * g)
 
 
 @pytest.mark.parametrize("name", RECIPES)

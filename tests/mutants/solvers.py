@@ -103,6 +103,21 @@ MUTANTS = [
     *of(
         "globalization",
         "test_residual_steps.py",
+        (
+            "scales of few residuals have no floor",
+            "if residuals < D.shape[-1]:",
+            "if False:",
+        ),
+        (
+            "dogleg is not damped by the rounding of a singular matrix",
+            "EPS * (size if size > UNROLLED else 1)",
+            "EPS",
+        ),
+        (
+            "without a Gauss-Newton step dogleg stays",
+            "D * newton, cauchy)",
+            "D * newton, 0 * cauchy)",
+        ),
         ("damping falls without limit", ".clamp(min=1 / 3)", ""),
         (
             "a second refused step raises damping as the first",
