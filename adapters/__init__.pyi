@@ -21,6 +21,7 @@ from functional_optim.adapters.fault_tolerant.optimizer import (
 )
 from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
 from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+from functional_optim.adapters.least_squares import Dogleg as Dogleg
 from functional_optim.adapters.least_squares import GaussNewton as GaussNewton
 from functional_optim.adapters.least_squares import LevenbergMarquardt as LevenbergMarquardt
 from functional_optim.adapters.muon_adamw import MuonAdamW as MuonAdamW

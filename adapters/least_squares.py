@@ -1,4 +1,4 @@
-"""Optimizer objects for residuals: Levenberg–Marquardt and Gauss–Newton."""
+"""Optimizer objects for residuals: Levenberg–Marquardt, dogleg and Gauss–Newton."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from functional_optim import numeric
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.joint import JointOptimizer, check_moving
 from functional_optim.adapters.state.names import named
+from functional_optim.algorithms.dogleg import dogleg
 from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton
 from functional_optim.algorithms.levenberg_marquardt import levenberg_marquardt
 from functional_optim.checkpoint.errors import refuse
@@ -23,9 +24,6 @@ from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.linear import Kind
 from functional_optim.solvers.residuals import LIMIT, as_vector
 from functional_optim.solvers.steps import Scaling
-
-NAMES = ("damping", "geodesic", "linear_solver", "scaling")
-"""The hyperparameters of Levenberg–Marquardt."""
 
 Closure = Callable[[], Any]
 """Returns residuals, or the result of `per_sample` or `stack_residuals`; does not call backward."""
@@ -150,6 +148,7 @@ class ResidualOptimizer(JointOptimizer):
                 "the closure returned a single number; return the residuals r, a tensor with their "
                 "dimension, not their loss."
             )
+        check_closure(self._group())
         return FromClosure(closure, list(moving.values()), found)
 
     def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
@@ -215,29 +214,52 @@ class LevenbergMarquardt(ResidualOptimizer):
         self, params: ParamsT, damping: numeric.Number = 1e-3, geodesic: bool = False,
         linear_solver: Kind = "auto", scaling: Scaling | None = "jac",
     ) -> None:  # fmt: skip
+        hyper = {"damping": damping, "geodesic": geodesic}
+        self._construct(params, {**hyper, "linear_solver": linear_solver, "scaling": scaling})
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation of a group's hyperparameters."""
         names = ("damping", "geodesic", "linear_solver", "scaling")
-        hyper: dict[str, Any] = dict(
-            zip(names, (damping, geodesic, linear_solver, scaling), strict=True)
-        )
+        return levenberg_marquardt(**{name: group[name] for name in names})
+
+
+class Dogleg(ResidualOptimizer):
+    """`functional_optim.dogleg` as an optimizer object.
+
+    Args:
+        params: as those of :class:`LevenbergMarquardt`.
+        radius: Δ of the first step, in units of D, > 0. Default ‖D w‖, or 1 at w = 0.
+        linear_solver: "auto", "cholesky", "qr", "kernel"; for `per_sample` also "cg", "lsmr".
+        scaling: "jac" (the default) or None.
+
+    State, with the first trainable parameter: `step`, `radius`, `scale`, `value`.
+
+    Raises:
+        ValueError, TypeError: as `functional_optim.dogleg`.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import Dogleg
+        >>> w = torch.nn.Parameter(torch.tensor([-1.2, 1.0], dtype=torch.float64))
+        >>> opt = Dogleg([w])
+        >>> for _ in range(20):
+        ...     loss = opt.step(lambda: torch.stack([10 * (w[1] - w[0] ** 2), 1 - w[0]]))
+        >>> w
+        Parameter containing:
+        tensor([1., 1.], dtype=torch.float64, requires_grad=True)
+    """
+
+    def __init__(
+        self, params: ParamsT, radius: float | None = None, linear_solver: Kind = "auto",
+        scaling: Scaling | None = "jac",
+    ) -> None:  # fmt: skip
+        hyper = {"radius": radius, "linear_solver": linear_solver, "scaling": scaling}
         self._construct(params, hyper)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation of a group's hyperparameters."""
-        return levenberg_marquardt(**{name: group[name] for name in NAMES})
-
-    def _residuals(
-        self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]
-    ) -> Any:
-        fn = super()._residuals(closure, every, moving)
-        group = self._group()
-        if isinstance(fn, FromClosure):
-            if group["geodesic"]:
-                raise TypeError(
-                    "geodesic=True needs second derivatives of residuals as a function; let the "
-                    "closure return per_sample(...) instead of residuals."
-                )
-            check_products(group["linear_solver"])
-        return fn
+        return dogleg(group["radius"], group["linear_solver"], group["scaling"])
 
 
 class GaussNewton(ResidualOptimizer):
@@ -278,23 +300,21 @@ class GaussNewton(ResidualOptimizer):
         numeric.check(lambda x: x >= 0.0, group["lr"], "Invalid learning rate: {}")
         return scale_by_gauss_newton(group["damping"], group["linear_solver"])
 
-    def _residuals(
-        self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]
-    ) -> Any:
-        fn = super()._residuals(closure, every, moving)
-        if isinstance(fn, FromClosure):
-            check_products(self._group()["linear_solver"])
-        return fn
-
     def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
         lr = numeric.at(group["lr"], float(state.step))
         return [-lr * u for u in updates]
 
 
-def check_products(linear_solver: str) -> None:
-    """Raise TypeError for a solver without a Jacobian, which needs residuals as a function."""
-    if linear_solver in ("cg", "lsmr"):
+def check_closure(group: dict[str, Any]) -> None:
+    """Raise TypeError for hyperparameters that need residuals as a function."""
+    solver = group["linear_solver"]
+    if group.get("geodesic"):
         raise TypeError(
-            f"linear_solver={linear_solver!r} needs residuals as a function; let the closure "
-            "return per_sample(...) instead of residuals, or choose 'kernel'."
+            "geodesic=True needs second derivatives of residuals as a function; let the closure "
+            "return per_sample(...) instead of residuals."
+        )
+    if solver in ("cg", "lsmr"):
+        raise TypeError(
+            f"linear_solver={solver!r} needs residuals as a function; let the closure return "
+            "per_sample(...) instead of residuals, or choose 'kernel'."
         )

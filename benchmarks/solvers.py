@@ -81,6 +81,22 @@ def scipy_minima(many: problems.Many, *, autograd: bool) -> Step:
     return lambda: [one(x.copy(), args=(y,)) for x, y in sampled(many)]
 
 
+def botorch_minima(many: problems.Many) -> Step:
+    """Its batch of scipy's L-BFGS-B, with the gradients of all problems by torch."""
+    library: Any = importlib.import_module("botorch.optim.batched_lbfgs_b")
+    data = torch.from_numpy(many.data)
+
+    def slopes(x: Any, batch_indices: list[int]) -> tuple[Any, Any]:
+        at = torch.from_numpy(x).requires_grad_()
+        values = torch.vmap(many.fun)(at, data[batch_indices])
+        (grad,) = torch.autograd.grad(values.sum(), at)
+        return values.detach().numpy(), grad.numpy()
+
+    bounds = [(-1.5, 0.8)] * many.starts.shape[1]
+    how: dict[str, Any] = {"bounds": bounds, "pass_batch_indices": True}
+    return lambda: library.fmin_l_bfgs_b_batched(slopes, many.starts, **how)
+
+
 def roots(many: problems.Many, compiled: bool) -> Step:
     x0, data = many.tensors()
     how: dict[str, Any] = {"batched": True, "compile": compiled, "implicit": False}
@@ -111,7 +127,12 @@ RIVALS: dict[str, tuple[Callable[..., Step], Callable[[problems.Many], Step]]] =
     "roots": (roots, scipy_roots),
     "numpy": (minima, partial(scipy_minima, autograd=False)),
     "autograd": (minima, partial(scipy_minima, autograd=True)),
+    "botorch": (minima, botorch_minima),
 }
+
+
+LIBRARIES = {"optimistix": ("jax", "optimistix"), "botorch": ("botorch",)}
+"""Rivals that solve all problems at once, and what they import."""
 
 
 def turns(problem: str, rival: str, compiled: bool, rounds: int, quick: bool) -> Timed:
@@ -122,7 +143,7 @@ def turns(problem: str, rival: str, compiled: bool, rounds: int, quick: bool) ->
     many = make(30 if quick else count)
     ours, other = RIVALS[rival]
     mine, theirs = ours(many, compiled), other(many)
-    all_of_them = rival == "optimistix"
+    all_of_them = rival in LIBRARIES
     scale = 1.0 if all_of_them else len(many.starts) / len(sampled(many))
     first = timed(mine)
     theirs()
@@ -135,8 +156,8 @@ def turns(problem: str, rival: str, compiled: bool, rounds: int, quick: bool) ->
 
 def compare(problem: str, rival: str, compiled: bool, effort: Effort) -> Measured:
     """The race, in a separate process."""
-    peer = rival == "optimistix"
-    absent = [x for x in ("jax", "optimistix") if peer and importlib.util.find_spec(x) is None]
+    peer = rival in LIBRARIES
+    absent = [x for x in LIBRARIES.get(rival, ()) if importlib.util.find_spec(x) is None]
     if absent:
         raise NotHere(f"{' and '.join(absent)} cannot be imported here.")
     rounds = 1 if effort.quick else effort.repeats or ROUNDS
@@ -168,6 +189,7 @@ def rows() -> list[Row]:
         ("bounded", "numpy", False, 0.125),
         ("bounded", "numpy", True, 0.125),
         ("bounded", "autograd", True, 0.025),
+        ("bounded", "botorch", True, 0.35),
     ]
     names = {"roots": "`root`", "bounded": "`minimize`, l-bfgs-b", "lm": "levenberg_marquardt"}
     found = []
@@ -175,7 +197,7 @@ def rows() -> list[Row]:
         words, _, count = PROBLEMS[problem]
         how = "compiled" if compiled else "eager"
         what = f"{names.get(problem, '`least_squares`')}, {how}"
-        if problem == "bounded":
+        if rival in ("numpy", "autograd"):
             what = f"{what}; scipy's with {rival} gradients"
         run = partial(compare, problem, rival, compiled)
         key, words = f"solver-{problem}-{rival}-{how}", f"{count:,} {words}, 1 thread"

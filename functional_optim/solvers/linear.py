@@ -26,6 +26,8 @@ KINDS = ("auto", "cholesky", "qr", "kernel", "cg", "lsmr")
 
 UNROLLED = 6
 """Parameters up to which Gram matrices are decomposed element by element, over all problems."""
+WHOLE = 256
+"""Rows up to which both halves of a symmetric product are computed: faster than copies."""
 PAD = 8
 """Matrices are padded to multiples of this: 64 bytes of float64."""
 SMALL = 1e-30
@@ -156,8 +158,19 @@ def gram(columns: Tensor) -> Tensor:
         known = {(i, j): (rows[i] * rows[j]).sum(-1) for i in range(n) for j in range(i + 1)}
         flat = [known[max(i, j), min(i, j)] for i in range(n) for j in range(n)]
         return torch.stack(flat, -1).unflatten(-1, (n, n))
-    wide = padded(columns, -1, -2)
-    return (wide @ wide.mT)[..., :n, :n]
+    return _symmetric(padded(columns, -1, -2))[..., :n, :n]
+
+
+def _symmetric(A: Tensor) -> Tensor:
+    """A Aᵀ. Of a large one, blocks above the diagonal are copied."""
+    n = A.shape[-2]
+    if n <= WHOLE:
+        return A @ A.mT
+    half = n // 2 // PAD * PAD
+    above, below = A[..., :half, :], A[..., half:, :]
+    cross = below @ above.mT
+    top = torch.cat([_symmetric(above), cross.mT], -1)
+    return torch.cat([top, torch.cat([cross, _symmetric(below)], -1)], -2)
 
 
 # ---------------------------------------------------------------- direct

@@ -25,7 +25,7 @@ CLASSES = [
 ]
 WITHOUT = {
     *("SparseAdam", "LBFGS", "GradientFree", "OptimizerStub", "FaultTolerantOptimizer"),
-    *("GaussNewton", "LevenbergMarquardt", "SSBFGS", "SSBroyden"),
+    *("Dogleg", "GaussNewton", "LevenbergMarquardt", "SSBFGS", "SSBroyden"),
 }
 KEPT = {adapters.Adafactor, adapters.ASGD, adapters.ScheduleFreeSGD}
 KEPT |= {adapters.SAM, adapters.ASAM, adapters.SGD}

@@ -84,3 +84,13 @@ def test_auto_takes_the_smaller_side():
     assert linear.choose("auto", 4, 10) == "cholesky"
     with pytest.raises(ValueError, match="unknown linear_solver 'lu'"):
         linear.check_kind("lu")
+
+
+@pytest.mark.parametrize("n", [257, 1030])
+def test_a_large_gram_matrix_is_whole_and_that_of_its_batch(n):
+    columns = torch.randn(2, n, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    G = linear.gram(columns)
+    assert torch.allclose(G, columns @ columns.mT, rtol=1e-12, atol=1e-12)
+    assert all(
+        torch.equal(linear.gram(one[None])[0], known) for one, known in zip(columns, G, strict=True)
+    )

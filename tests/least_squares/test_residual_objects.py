@@ -36,6 +36,7 @@ def sampled(net):
 
 MADE = {
     "lm": lambda net, **how: adapters.LevenbergMarquardt(net.named_parameters(), **how),
+    "dogleg": lambda net, **how: adapters.Dogleg(net.named_parameters(), **how),
     "gn": lambda net, **how: adapters.GaussNewton(net.named_parameters(), 0.5, 1e-2, **how),
 }
 
@@ -58,7 +59,8 @@ def test_a_closure_and_per_sample_take_the_steps_of_the_transformation(name):
         assert losses[-1] < 0.5 * losses[0]
         assert all(p.grad is None for p in net.parameters())
     assert close(values(nets[0]), values(nets[1]), rtol=1e-6, atol=1e-9)
-    tx = fo.levenberg_marquardt() if name == "lm" else fo.gauss_newton(0.5, 1e-2)
+    known = {"lm": fo.levenberg_marquardt, "dogleg": fo.dogleg}
+    tx = known[name]() if name in known else fo.gauss_newton(0.5, 1e-2)
     p = dict(model().named_parameters())
     p = {key: x.detach() for key, x in p.items()}
     state = tx.init(p)
