@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from functional_optim import tree
+from functional_optim import kernels, tree
 from functional_optim.core import modes
 
 KEPT = 16
@@ -20,7 +20,16 @@ processes, which pay off from the tenth kernel on."""
 BLOCK = 512
 """Problems in a compiled evaluation: one graph serves any number of them."""
 
-_steps: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+
+class Graph:
+    """A function that torch.compile compiles at the first call. broken: it could not."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.compiled = _compiled(function)
+        self.broken = False
+
+
+_steps: OrderedDict[Any, Graph] = OrderedDict()
 
 
 class Same:
@@ -47,29 +56,40 @@ def key_of(function: Any) -> Any:
 
 def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """A function of points, or states, and the data of their problems, trees of tensors (B, ...),
-    as a graph for blocks of `BLOCK`. key: that of the cached graph. Inside a transform of
-    torch.func, which does not support graphs, it runs eagerly."""
+    as a graph for blocks of `BLOCK`. key: that of the cached graph. It runs eagerly where torch
+    cannot compile it, with a warning, and in transforms of torch.func, which support no graphs."""
     graph = _kept(key, evaluate)
 
-    def whole(x: Any, own: Any) -> Any:
-        if modes.transformed():
-            return evaluate(x, own)
+    def blocks(x: Any, own: Any) -> Any:
         count = len(tree.leaves(x)[0])
         more = -count % BLOCK
         x, own = tree.map(lambda a: torch.cat([a, a[:1].expand(more, *a.shape[1:])]), (x, own))
         parts = [
-            graph(*tree.map(lambda a, i=i: a[i : i + BLOCK], (x, own)))
+            graph.compiled(*tree.map(lambda a, i=i: a[i : i + BLOCK], (x, own)))
             for i in range(0, count, BLOCK)
         ]
         return tree.map(lambda *same: torch.cat(same)[:count], *parts)
 
+    def whole(x: Any, own: Any) -> Any:
+        if graph.broken or modes.transformed():
+            return evaluate(x, own)
+        try:
+            return blocks(x, own)
+        except Exception as error:
+            if not kernels.is_compile_error(error):
+                raise
+            failure, graph.broken = error, True
+        found = evaluate(x, own)  # an error of the function itself is raised here
+        kernels.tell_failed("torch.compile failed", failure, "; the solver runs eagerly")
+        return found
+
     return whole
 
 
-def _kept(key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function's graph, compiled at the first call with this key."""
+def _kept(key: Any, function: Callable[..., Any]) -> Graph:
+    """A function's graph, made at the first call with this key."""
     if key not in _steps:
-        _steps[key] = _compiled(function)
+        _steps[key] = Graph(function)
     used(_steps, key)
     return _steps[key]
 

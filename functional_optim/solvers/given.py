@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.implicit import constants
 
@@ -185,6 +186,8 @@ def count_of(x: Tensor, *, batched: bool) -> Any:
 
 def ending(status: Tensor, messages: Mapping[int, str], *, batched: bool) -> tuple[Any, Any, Any]:
     """`status`, `success` and `message` of a result, from the statuses (B,)."""
-    said = [messages[x] for x in status.tolist()]
+    # in transforms of torch.func, tensors lack the memory that `tolist` of torch 2.9 reads
+    numbers = [int(x) for x in status] if modes.transformed() else status.tolist()
+    said = [messages[x] for x in numbers]
     success = status > 0
     return (status, success, said) if batched else (int(status), bool(success), said[0])

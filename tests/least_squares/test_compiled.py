@@ -296,6 +296,26 @@ def test_where_there_is_no_library_one_graph_evaluates(name, fresh_dynamo, monke
     compiled._steps.clear()
 
 
+@torch.compiler.disable
+def hidden(x):
+    return torch.cumsum(x, 0)
+
+
+def test_where_torch_cannot_compile_a_step_it_runs_eagerly(fresh_dynamo):
+    x0, y = torch.rand(20, 3, **F64), torch.rand(20, 12, **F64)
+    compiled._steps.clear()
+
+    def fun(x, y):
+        return hidden(x) - y[:3]
+
+    with pytest.warns(RuntimeWarning, match=r"torch.compile failed .*; the solver runs eagerly"):
+        found = solve(fun, x0, y, compile=True)
+    assert [graph.broken for graph in compiled._steps.values()] == [True]
+    torch.testing.assert_close(found.x, solve(fun, x0, y).x, rtol=0, atol=0)
+    torch.testing.assert_close(solve(fun, x0, y, compile=True).x, found.x, rtol=0, atol=0)
+    compiled._steps.clear()
+
+
 @pytest.mark.parametrize("draws", [True, False])
 def test_what_a_recording_cannot_know_is_not_taken_for_known(draws):
     """Random numbers and branches on values fail as they do in eager steps of many problems."""
