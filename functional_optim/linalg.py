@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from functional_optim.core import modes, sharding
+from functional_optim.core.memory import has_address
 from functional_optim.kernels import callers, levels
+from functional_optim.kernels import newton_schulz as library
 
 Triple = tuple[float, float, float]
 """The coefficients (a, b, c) of a step X ← a X + (b A + c A²) X, where A = X Xᵀ."""
@@ -130,7 +133,8 @@ def newton_schulz(
         steps: repetitions, 0 to 99.
         eps: lower bound of the Frobenius norm in the division.
         dtype: of X, A and A². Default: the source's and torch.optim.Muon's. In float32 and float64,
-            matrices wider than 1.5 times their height take less work.
+            matrices wider than 1.5 times their height take less work. On a CPU a compiled library
+            iterates on float32 matrices, in this dtype or with less rounding.
 
     Returns:
         A matrix of this dtype and G's shape, with singular values in about [0.7, 1.2].
@@ -148,10 +152,26 @@ def newton_schulz(
         >>> bool((torch.linalg.svdvals(X.float()) > 0.6).all())
         True
     """
+    return orthogonalized(G, polynomials(coefficients), steps, eps, dtype).to(dtype)
+
+
+def orthogonalized(
+    G: Tensor, known: Polynomials, steps: int, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """`newton_schulz`, whose result may have G's dtype, with values of `dtype`."""
     if hasattr(G, "full_tensor"):
-        X = newton_schulz(sharding.whole(G), coefficients, steps, eps, dtype)
-        return sharding.placed_like(X, G)
-    known = polynomials(coefficients)
+        return sharding.placed_like(orthogonalized(sharding.whole(G), known, steps, eps, dtype), G)
+    if G.dim() > 3:
+        X = orthogonalized(G.flatten(0, -3), known, steps, eps, dtype)
+        return X.unflatten(0, G.shape[:-2])
+    triples = [known.at(k) for k in range(steps)]
+    if _has_library(G, dtype):
+        together = _together_in_library(triples, *sorted(G.shape[-2:]), dtype)
+        matrices = G.contiguous().view(-1, *G.shape[-2:])
+        rounds = dtype is torch.bfloat16
+        found = library.run(matrices, triples, eps, known.margin, together, rounds=rounds)
+        if found is not None:
+            return found.view(G.shape)
     X = G.to(dtype)
     tall = G.shape[-2] > G.shape[-1]
     if tall:
@@ -160,7 +180,6 @@ def newton_schulz(
     X = X / (norm if known.margin == 1.0 else known.margin * norm).clamp(min=eps)
     if _in_software(X):
         X = X.float()
-    triples = [known.at(k) for k in range(steps)]
     most = 1
     if 2 * X.shape[-1] > 3 * X.shape[-2]:
         most = _together(max([1.0, *[a for a, _, _ in triples]]), dtype)
@@ -169,11 +188,26 @@ def newton_schulz(
     return (X.mT if tall else X).to(dtype)
 
 
+def _has_library(G: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a library of C++ iterates on matrices, and they are large enough for it."""
+    return (
+        dtype in (torch.bfloat16, torch.float32)
+        and G.dtype is torch.float32
+        and G.device.type == "cpu"
+        and G.shape[-2] * G.shape[-1] > SMALL
+        and library.serves()
+        and has_address(G)
+        and not (G.requires_grad and torch.is_grad_enabled())
+        and not (G.is_neg() or modes.traced())
+        and unpack_dual(G).tangent is None
+    )
+
+
 IN_HARDWARE = not levels.features().isdisjoint(("avx512_bf16", "amx_tile"))
 """Whether this processor multiplies bfloat16."""
 
 SMALL = 1 << 10
-"""Size of a matrix, in elements, up to which ATen's products in bfloat16 are not slower."""
+"""Size of a matrix, in elements, up to which ATen's products in its dtype are as fast as others."""
 
 
 def _in_software(X: Tensor) -> bool:
@@ -192,6 +226,13 @@ def _together(a: float, dtype: torch.dtype) -> int:
     """
     growth = max(a * a, math.e)
     return max(1, int(math.log(0.05 / torch.finfo(dtype).eps) / math.log(growth)))
+
+
+def _together_in_library(triples: Sequence[Triple], m: int, n: int, dtype: torch.dtype) -> int:
+    """The same for m × n matrices in the library, which updates X Xᵀ in float32 only: products of
+    bfloat16 take half of the time if the processor has them."""
+    wide = n > 4 * m if dtype is torch.bfloat16 and IN_HARDWARE else 2 * n > 3 * m
+    return _together(max([1.0, *[a for a, _, _ in triples]]), torch.float32) if wide else 1
 
 
 def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tensor:

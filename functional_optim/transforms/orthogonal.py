@@ -16,7 +16,7 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.views import MATRICES
-from functional_optim.linalg import Coefficients, newton_schulz, polynomials
+from functional_optim.linalg import Coefficients, orthogonalized, polynomials
 
 Scale = Literal["original", "match_rms_adamw", "spectral"] | None
 """The scale of the step of an m × n matrix, see `shape_factor`."""
@@ -148,7 +148,7 @@ def polar_factor(
         )
 
     def polar(G: Tensor) -> Tensor:
-        return newton_schulz(G, known, ns_steps, eps, ns_dtype).to(G.dtype)
+        return orthogonalized(G, known, ns_steps, eps, ns_dtype).to(G.dtype)
 
     return polar
 

@@ -125,9 +125,9 @@ def counted(mesh: Any, placed: str, owners: str, stack: bool = False) -> tuple[i
     turned = []
     gather = "all_gather_single"
     gather = gather if hasattr(dist, gather) else "all_gather_into_tensor"
-    real = orthogonal.newton_schulz, dist.all_to_all_single, getattr(dist, gather)
+    real = orthogonal.orthogonalized, dist.all_to_all_single, getattr(dist, gather)
 
-    def newton_schulz(G: Tensor, *rest: Any) -> Tensor:
+    def orthogonalized(G: Tensor, *rest: Any) -> Tensor:
         turned.append(1 if G.dim() == 2 else len(G))
         return real[0](G, *rest)
 
@@ -140,7 +140,7 @@ def counted(mesh: Any, placed: str, owners: str, stack: bool = False) -> tuple[i
         return real[2](out, given, group=group)
 
     with (
-        mock.patch.object(orthogonal, "newton_schulz", newton_schulz),
+        mock.patch.object(orthogonal, "orthogonalized", orthogonalized),
         mock.patch.object(dist, "all_to_all_single", all_to_all),
         mock.patch.object(dist, gather, all_gather),
     ):

@@ -6,6 +6,7 @@ from mutants.run import Mutant
 
 ALGORITHMS = "functional_optim/algorithms"
 TRANSFORMS = "functional_optim/transforms"
+SCHULZ = "functional_optim/kernels/newton_schulz.cpp"
 
 
 def followed(title: str, file: str, old: str, new: str, word: str) -> Mutant:
@@ -316,6 +317,41 @@ PARTS = [
         "torch.cat([corner.T, lower], 1)",
         "torch.cat([corner.T.flip(0), lower], 1)",
         ("tests/transforms/test_linalg.py",),
+    ),
+    Mutant(
+        "the last matrices of a batch are not orthogonalized",
+        SCHULZ,
+        "    if (rest) Crew<K>{c, memory, spaces, whole, rest, -1}.iterate();\n",
+        "",
+        ("tests/transforms/test_newton_schulz.py -k bits",),
+    ),
+    Mutant(
+        "a symmetric product has nothing below its diagonal",
+        SCHULZ,
+        "for (int64_t i = 0; symmetric && i < column; i += LANES)",
+        "for (int64_t i = 0; symmetric && i < 0; i += LANES)",
+        ("tests/transforms/test_newton_schulz.py -k doubles",),
+    ),
+    Mutant(
+        "a long sum forgets its beginning",
+        SCHULZ,
+        "for (int r = 0; first && r < ROWS; ++r)",
+        "for (int r = 0; first && r < 0; ++r)",
+        ("tests/transforms/test_newton_schulz.py -k doubles",),
+    ),
+    Mutant(
+        "autograd sees constants in place of orthogonal matrices",
+        "functional_optim/linalg.py",
+        "        and not (G.requires_grad and torch.is_grad_enabled())\n",
+        "",
+        ("tests/transforms/test_newton_schulz.py -k must_see",),
+    ),
+    Mutant(
+        "forward-mode derivatives pass an orthogonal matrix by",
+        "functional_optim/linalg.py",
+        "        and unpack_dual(G).tangent is None\n",
+        "",
+        ("tests/transforms/test_newton_schulz.py -k must_see",),
     ),
     Mutant(
         "large triangles are multiplied without their corners",
