@@ -14,9 +14,9 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.capturing import number_device
-from functional_optim.adapters.state.names import named
+from functional_optim.adapters.state.names import named, names_of
 from functional_optim.adapters.stepping.columns import Readings, owned
-from functional_optim.core import base, memory
+from functional_optim.core import base, draws, memory
 from functional_optim.core.cells import CELLS
 from functional_optim.core.first_slots import init_slots
 from functional_optim.core.leafwise import Leafwise
@@ -212,6 +212,7 @@ def checked_leaves(
         recorded: as in `fill_state`.
     """
     group = optimizer.param_groups[k]
+    own = set(names_of(group) or ())
     found = []
     for i, (name, p, g) in enumerate(live_params(group)):
         part = tx.on(name, p)
@@ -221,7 +222,9 @@ def checked_leaves(
         base.check_gradient(name, g, p)
         new = not optimizer.state.get(p)
         device = number_device(optimizer, group, p)
-        fill_state(optimizer, name, p, part, made, recorded=recorded, device=device)
+        alone = k > 0 and name not in own  # indices begin at 0 in each group
+        with draws.within(f"{k}." if alone else ""):
+            fill_state(optimizer, name, p, part, made, recorded=recorded, device=device)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
         keys = chain.from_iterable(part.layout.slots)

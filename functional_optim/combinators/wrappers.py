@@ -171,7 +171,7 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
         raise TypeError(
             "sharded_over takes transformations that consist of one-tensor rules, but got another "
             "one; put sharded_over around the rules inside it, or next to it: "
-            "chain(add_noise(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
+            "chain(flatten(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
         )
     return Leafwise(tuple([x.summed_over(*x.reduce_groups, group) for x in tx.placements]))
 

@@ -89,6 +89,11 @@ def _names(paths: tuple[str, ...], device: torch.device) -> Tensor:
     )
 
 
+def key_of(key: Tensor, path: str) -> Tensor:
+    """The key of a leaf."""
+    return randomness.derived(key, randomness.named(getattr(_local, "place", "") + path))
+
+
 def _own(key: Tensor, wanted: Wanted) -> Tensor:
     return randomness.derived(key, randomness.named(wanted.path)).to(wanted.device)
 

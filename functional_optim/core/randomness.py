@@ -25,14 +25,20 @@ from torch import Tensor
 
 from functional_optim.core import modes
 from functional_optim.kernels import normals
+from functional_optim.kernels.counters import (
+    FIRST,
+    GOLDEN,
+    LANES,
+    MULTIPLIER,
+    ROUNDS,
+    SECOND,
+    WEYL,
+)
 
 MASK = 0xFFFFFFFF
 BLOCK, LAUNCH = 1 << 14, 1 << 22
 """Counters that are processed at once: on a CPU as many as fit into a core's cache, elsewhere
 enough to amortize a launch."""
-
-MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
-GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def derived(key: Tensor, x: Any) -> Tensor:
@@ -130,8 +136,59 @@ def _box_muller(
 
 def _deviates(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
-    angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
-    return radius * angle.cos(), radius * angle.sin()
+    angle = y.to(torch.float64) * (2 * math.pi * 2.0**-32)
+    return radius * angle.cos().to(dtype), radius * angle.sin().to(dtype)
+
+
+def noise_keys(key: Tensor, step: Tensor) -> Tensor:
+    """Both keys of the noise of a step, (2,) int64. step: 0-dim int64, below 2⁶²."""
+    return torch.stack([derived(key, 2 * step), derived(key, 2 * step + 1)])
+
+
+def noise(keys: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent standard normal numbers, float32 or float64, for the elements of a tensor.
+
+    Groups of neighbouring elements share the words of some counters, see `noise_at`. Many come
+    from a C++ library, or in float32 from a kernel on a GPU.
+    """
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    if not whole.numel() or normals.fill_noise(whole, keys):
+        return whole
+    flat = whole.view(-1)
+    for start in range(0, len(flat), LAUNCH):
+        end = min(start + LAUNCH, len(flat))
+        place = torch.arange(start, end, dtype=torch.int64, device=device)
+        flat[start:end] = noise_at(keys, place, dtype)
+    return whole
+
+
+def noise_at(keys: Tensor, place: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of `noise` for elements by their index, int64.
+
+    A group of 32 elements has 16 counters, whose 64 bits are SplitMix64's for the first key, with
+    the second key as the (odd) step between counters, and once more between its two rounds. These
+    are 16 words of 32 bits for radii, and then 16 for angles: the vectors of a processor need no
+    shuffles for that. Element j has the first number of radius and angle j, and element 16 + j the
+    second one.
+    """
+    lane = place % LANES
+    i = place // (2 * LANES) * LANES + lane // 2
+    x, y = [(_mixed(keys, at) >> (lane % 2 * 32)) & MASK for at in (i, i + LANES // 2)]
+    radius = (-2 * (x.to(dtype) * 2.0**-32 + 2.0**-33).log()).sqrt()
+    rest = ((y & (MASK >> 3)) ^ (1 << 28)) - (1 << 28)  # with its first bit as the sign
+    angle = rest.to(torch.float64) * (math.pi * 2.0**-30)
+    sine, cosine = radius * angle.sin().to(dtype), radius * angle.cos().to(dtype)
+    second = (place & LANES) > 0
+    found = torch.where(((y >> 31) > 0) ^ second, sine, cosine)
+    return torch.where((torch.where(second, y >> 29, y >> 30) & 1) > 0, -found, found)
+
+
+def _mixed(keys: Tensor, i: Tensor) -> Tensor:
+    first, second = keys.unbind()
+    z = first + i * (second | 1)  # these products wrap around
+    z = (z ^ shifted(z, 30)) * signed(FIRST)
+    z = (z ^ shifted(z, 27) ^ second) * signed(SECOND)
+    return z ^ shifted(z, 31)
 
 
 def signs(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from functional_optim.core.scalars import (
     Key,
     StepScalars,
 )
-from functional_optim.core.sparse import run_rows
+from functional_optim.core.sparse import densified, run_rows
 from functional_optim.core.storage import Slots
 from functional_optim.core.totals import (
     Missing,
@@ -130,7 +130,7 @@ def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
             if kind.at not in groups:
                 groups[kind.at] = RowGroup(kind, [], [])
             groups[kind.at].at.append(k)
-            groups[kind.at].rows.append(row)
+            groups[kind.at].rows.append(row._replace(g=densified(kind.placements, row.g)))
     return list(groups.values())
 
 

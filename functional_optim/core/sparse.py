@@ -19,6 +19,13 @@ from functional_optim.kernels import ops
 from functional_optim.kernels.node import Unsuitable
 
 
+def densified(placements: Sequence[Placement], g: Any) -> Any:
+    """A gradient, dense if one of the rules acts on elements without a gradient, too."""
+    sparse = g.layout is torch.sparse_coo
+    whole = sparse and any(getattr(x.rule.init, "of_path", False) for x in placements)
+    return g.to_dense() if whole else g
+
+
 def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:
     """`run_stored` for a sparse COO gradient: only its rows change; the update is sparse, too.
 

@@ -270,7 +270,7 @@ def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
         return ()
     view = rule.storage.view
     if view is None:
-        return tuple(rule.init(p))
+        return tuple(rule.init(p, path) if getattr(rule.init, "of_path", False) else rule.init(p))
     view.check(rule.name, p.shape, path)
     return tuple(seen_init(view, rule.init, p))
 

@@ -13,7 +13,7 @@ from functional_optim.core import base, sharding
 from functional_optim.core.execution import Leaf, measure, run_all_stored, run_stored
 from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import BoundScalars, Caster
-from functional_optim.core.sparse import checked_rows
+from functional_optim.core.sparse import checked_rows, densified
 from functional_optim.core.storage import Slots
 from functional_optim.engine.executor import Executor, How, Runner, Write, write
 
@@ -37,8 +37,8 @@ class PerTensorExecutor(Executor):
         cast = Caster(scalars.numbers)
         found = []
         for i in self.members:
-            p = self._before(i)
-            found.append(measure(scalars.placements, self._leaf(i, grads[i], p, cast)))
+            p, g = self._before(i), densified(scalars.placements, grads[i])
+            found.append(measure(scalars.placements, self._leaf(i, g, p, cast)))
         return found
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
@@ -48,6 +48,7 @@ class PerTensorExecutor(Executor):
         model may consist of them, and all results at once would need its memory.
         """
         placements, cast = scalars.placements, Caster(scalars.numbers)
+        grads = [densified(placements, g) for g in grads]
         writes: list[Write] = []
         away = any(placement.rule.storage.home is not None for placement in placements)
         dense = [i for i in self.members if grads[i].layout is torch.strided]

@@ -98,6 +98,11 @@ class Cpp:
             return f"cbrt_of({x})"
         return f"pow_of({x}, {e.hex()})"
 
+    def noise(self, key: str, low: str, high: str, place: str) -> str:
+        """A normal number, see `kernels/counters.py`."""
+        own = self.once(f"noise_keys({key}, {low}, {high})")
+        return f"noise_at<{VALUE[self.dtype]}>({own}, {place})"
+
     def const(self, x: Any) -> str:
         return self.constant(x, self.dtype)
 

@@ -15,6 +15,10 @@ from functional_optim.kernels.node import Node
 if TYPE_CHECKING:
     from functional_optim.kernels.print_cpp import Source
 
+NOISE_PIECE = 512
+"""Elements whose noise is made at once: few, so that the memory of the loops is fetched
+meanwhile."""
+
 
 class Kept:
     """A value in memory.
@@ -81,6 +85,7 @@ class Function:
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
         self.pointers: dict[str, str] = {}
+        self.noise: list[str] = []
 
     def text(self, name: str, arguments: str) -> str:
         """The function."""
@@ -91,6 +96,8 @@ class Function:
             )
             sizes.append(own)
         lines = [*sizes, *self.pointers.values(), *self.scalars, *self.before, *self.lines]
+        if self.noise:
+            lines = [*lines[: -len(self.lines)], *self._in_pieces()]
         body = "\n    ".join(lines)
         return f"static APART void {name}({arguments})\n{{\n    {body}\n}}\n"
 
@@ -129,6 +136,28 @@ class Function:
             *_deeper(body),
             "    }",
         ]
+
+    def _in_pieces(self) -> list[str]:
+        """The loops over pieces whose noise fits on the stack. To make that of each element in
+        the loops would make the words of each counter twice."""
+        return [
+            "const int64_t stop = start + length;",
+            f"for (int64_t at = start; at < stop; at += {NOISE_PIECE}) {{",
+            f"    const int64_t left = stop - at, most = {NOISE_PIECE}, start = at;",
+            "    const int64_t length = left < most ? left : most;",
+            *_deeper(self.noise),
+            *_deeper(self.lines),
+            "}",
+        ]
+
+    def _noise(self, node: Node) -> str:
+        """Noise in blocks, of which each is made at once."""
+        key, low, high = [self.scalar(x) for x in list(node.operands())[:3]]
+        name, kind = f"z{node.index}", VALUE[node.dtype]
+        self.scalars.append(f"const Keys {name}k = noise_keys({key}, {low}, {high});")
+        self.noise.append(f"alignas(64) {kind} {name}[{NOISE_PIECE}];")
+        self.noise.append(f"noise({name}, {name}k, start, length);")
+        return f"{name}[i0 - start]"
 
     def _begun(self, node: Node) -> None:
         """The part of a reduction that a chunk adds to, and its first value."""
@@ -169,6 +198,8 @@ class Function:
             if mirror is not None:
                 return load(self._element(self.graph.inputs[mirror]), node.dtype)
             return self._kept(node)
+        if node.op == ops.NOISE and self.source.blocks:
+            return self._noise(node)
         for x in node.operands():
             name(x)
         return ops.expression(Cpp(lines, self.source.counter, self.scalars), node, name)
@@ -180,8 +211,8 @@ class Function:
         kind = VALUE[node.dtype]
         if not self.graph.block or 0 not in node.axes:
             return f"({kind}){self._index(node.axes)}"
-        self._row(f"const {kind} at = ({kind})(i0 * {self.graph.block});")
-        return f"(at + ({kind}){self._index(node.axes[1:])})"
+        self._row(f"const {kind} at_{kind} = ({kind})(i0 * {self.graph.block});")
+        return f"(at_{kind} + ({kind}){self._index(node.axes[1:])})"
 
     def _kept(self, node: Node) -> str:
         """A value that was kept."""

@@ -5,6 +5,7 @@ torch computes with half numbers in float32 inside of each and rounds once, so t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,12 @@ def _spread(x: Tensor, dim: Any, correction: Any, keepdim: bool) -> Tensor:
     return (off * off).sum(dims, keepdim=keepdim) / free
 
 
+def _noise(key: Tensor, low: Tensor, high: Tensor, like: Tensor) -> Tensor:
+    count = math.prod(like.shape)
+    place = torch.arange(count, dtype=torch.int64, device=like.device).reshape(like.shape)
+    return torch.ops.functional_optim.noise_at(key, low, high, place, like.dtype)
+
+
 DECOMPOSED: dict[str, Callable[..., Any]] = {
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
@@ -86,6 +93,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "norm.ScalarOpt_dim": lambda x, p, dim, keepdim=False: _vector_norm(
         x, 2 if p is None else p, dim, keepdim
     ),
+    "functional_optim.noise.default": _noise,
     "var.correction": _variance,
     "std.correction": _deviation,
 }

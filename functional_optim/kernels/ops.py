@@ -76,6 +76,9 @@ CAST = "_to_copy.default"
 
 BITS = "view.dtype"
 
+NOISE = "functional_optim.noise_at.default"
+"""`core.randomness.noise_at`, of a key, two words of a step count, and the places of elements."""
+
 FILLING = "fill_value"
 """What torch calls it where a rule passes it."""
 
@@ -87,7 +90,7 @@ def kind(op: str) -> Kind | None:
     """What an operation does; None for one that no kernel has."""
     if op in ("input", "number", "const", "row", "iota", "inside"):
         return op
-    if op in POINT or op in SAME or op in (CAST, BITS):
+    if op in POINT or op in SAME or op in (CAST, BITS, NOISE):
         return "point"
     if op in VIEW:
         return "view"
@@ -154,7 +157,7 @@ def cost(node: Node) -> int:
         return 9
     if name == "rsqrt" or (name == "pow" and node.args[1] in (0.5, -0.5, -1, -2)):
         return 18
-    return 60 if name in CALLS else 1
+    return 60 if name in CALLS or node.op == NOISE else 1
 
 
 CALLS = {
@@ -264,6 +267,9 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
     if op == BITS:
         assert isinstance(first, Node)
         return b.bits(name(first), first.dtype, node.dtype)
+    if op == NOISE:
+        b.dtype = node.dtype
+        return b.noise(*map(name, node.operands()))
     if op not in POINT:
         raise Unsuitable(f"the operation {op}", node.rule)
     b.dtype = computed_in(node)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from functional_optim.kernels import ops
+from functional_optim.kernels.counters import NOISE
 from functional_optim.kernels.cpp import BLOCKS, HEAD, MATH, PHASES, STORED, VALUE
 from functional_optim.kernels.cpp_loops import Function, Kept
 from functional_optim.kernels.cuts import Nest, Plan
@@ -64,7 +65,8 @@ class Source:
         steps = self._steps()
         functions = "\n".join(self.functions)
         math_used = MATH if "_of(" in functions else ""
-        self.text = HEAD + math_used + functions + self._driver(steps)
+        noise_used = NOISE if "noise" in functions else ""
+        self.text = HEAD + math_used + noise_used + functions + self._driver(steps)
 
     def _is_plain(self) -> bool:
         """Whether all chunks are independent, except for sums that are results."""

@@ -126,7 +126,7 @@ class Recorder(BASE):
         kwargs = kwargs or {}
         op = str(func).removeprefix("aten.")
         if op in DECOMPOSED:
-            outer, self.within = self.within, self.within or op
+            outer, self.within = self.within, self.within or op.removeprefix("functional_optim.")
             try:
                 with self:
                     return DECOMPOSED[op](*args, **kwargs)
@@ -278,7 +278,7 @@ class Recorder(BASE):
     def _cast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Scalars of the step in the dtype of the tensors they are combined with, like Python
         numbers."""
-        tensors = [x for x in args if isinstance(x, Tensor)]
+        tensors = [x for x in args if isinstance(x, Tensor)] if op != ops.NOISE else []
         own = [x for x in tensors if self._is_double(x)]
         others = [x for x in tensors if not (self._is_host(x) or self._is_double(x))]
         if not own or not others:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from functional_optim.kernels.counters import noise_lines
 from functional_optim.kernels.cpp import HALF, STORED, Cpp
 from functional_optim.kernels.node import Unsuitable
 
@@ -70,6 +71,13 @@ class Triton(Cpp):
             least = self.const(-math.inf)
             return f"tl.where(({x} >= 0) | ({x} == {least}), {root}, {high} - {high})"
         return self.call("pow", x, self.const(e))
+
+    def noise(self, key: str, low: str, high: str, place: str) -> str:
+        """A normal number, see `kernels/counters.py`."""
+        if self.dtype is not torch.float32:
+            raise Unsuitable(f"noise in {self.dtype}")
+        self.lines += noise_lines(key, low, high, place)
+        return self.let("noise")
 
     def let(self, x: str) -> str:
         name = f"s{next(self.names)}"

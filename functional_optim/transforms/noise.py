@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, tree
-from functional_optim.core import base, draws, randomness, sharding
+from functional_optim import numeric
+from functional_optim.core import base, draws, randomness
 from functional_optim.core.factory import factory
-from functional_optim.core.storage import as_real, as_update, compute_dtype
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.noise import noise, words_of
 
 
-class NoiseState(NamedTuple):
-    step: Tensor
-    """Number of finished steps, 0-dim int64."""
-    seed: Tensor
-    """The seed, 0-dim int64: a batch of states with different seeds is an ensemble."""
+class NoiseSlots(NamedTuple):
+    noise_key: Tensor
+    """A function of the seed and the leaf's path, 0-dim int64: a batch of states with different
+    keys is an ensemble."""
 
 
 @factory
-def add_noise(
-    eta: numeric.Hyper, gamma: numeric.Hyper, seed: int | Tensor
-) -> base.GradientTransformation:
+def add_noise(eta: numeric.Hyper, gamma: numeric.Hyper, seed: int | Tensor) -> Leafwise:
     """Add normal noise of variance eta / tᵞ at step t = 1, 2, …
 
     The noise is a pure function of the seed, the step, the leaf's path and the element's place.
-    Eager, compiled and resumed runs have the same noise (up to the rounding of logarithm and
-    cosine), and no generator is used. It acts on all parameters at once, so it does not fuse with
-    its neighbours.
+    Eager, compiled and resumed runs have the same noise (without a compiler, up to the rounding of
+    logarithm and cosine), and no generator is used.
 
     Args:
         eta: variance at the first step, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper
@@ -38,9 +34,10 @@ def add_noise(
         gamma: decay exponent, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper uses 0.55.
         seed: a Python integer, or a 0-dim tensor of integers; 64 bits.
 
-    The two parts of a complex element get noise of that variance each.
+    The two parts of a complex element get noise of that variance each. A sparse gradient becomes
+    dense.
 
-    State: `step` and `seed`. A step uses the seed of the state.
+    State: `step`, and for each leaf `noise_key`, which `init` makes of the seed and the path.
 
     Raises:
         ValueError: if eta or gamma is a negative number, or the seed has more than 64 bits.
@@ -62,40 +59,37 @@ def add_noise(
         numeric.check(
             lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
         )
-    init = seeded("add_noise", seed)
-
-    def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
-        step = state.step + 1
-        t = step.to(torch.float64)
-        deviation = numeric.sqrt(numeric.at(eta, t) / numeric.power(t, numeric.at(gamma, t)))
-        key = draws.stream(state.seed, step)
-
-        def dense(g: Tensor) -> Tensor:
-            return sharding.complete(g if g.layout is torch.strided else g.to_dense())
-
-        def noisy(g: Tensor) -> Tensor:
-            x = as_real(g.resolve_conj(), compute_dtype(g))
-            width = deviation.to(x.device, x.dtype)
-            return as_update(x + width * sharding.placed_like(next(drawn), x), g)
-
-        grads = tree.map(dense, grads)
-        wanted: list[draws.Wanted] = []
-        tree.map_with_path(lambda path, g: wanted.append(draws.wanted_for(path, g)), grads)
-        drawn = iter(draws.for_paths(key, wanted))
-        return tree.map(noisy, grads), NoiseState(step, state.seed)
-
-    return base.GradientTransformation(init, update)
+    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
+    hyper = {"eta": eta, "gamma": gamma}
+    return leafwise(_Keys(seed), _noisy, _scalars, hyper=hyper, name="add_noise")
 
 
-def seeded(name: str, seed: int | Tensor) -> Callable[[Any], NoiseState]:
-    """`init` of a transformation that draws noise; errors name it. An invalid seed raises an error
-    at once."""
-    randomness.seed_tensor(name, seed, torch.device("cpu"))
+class _Keys:
+    """`init`, which depends on the path of a leaf.
 
-    def init(params: Any) -> NoiseState:
-        base.check_params(params)
-        leaves = tree.leaves(params)
-        device = base.default_device(leaves)
-        return NoiseState(base.first_step(leaves), randomness.seed_tensor(name, seed, device))
+    All are equal, as their slots are alike: a seed is no reason to record the rule again.
+    """
 
-    return init
+    __slots__ = ("seed",)
+    of_path = True
+
+    def __init__(self, seed: int | Tensor) -> None:
+        self.seed = seed
+
+    def __call__(self, p: Tensor, path: str = "") -> NoiseSlots:
+        seed = randomness.seed_tensor("add_noise", self.seed, p.device)
+        return NoiseSlots(base.batched(draws.key_of(seed, path), [p]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keys)
+
+    def __hash__(self) -> int:
+        return hash(_Keys)
+
+
+def _scalars(t, *, eta, gamma):
+    return (numeric.sqrt(eta / numeric.power(t, gamma)), *words_of(t))
+
+
+def _noisy(u: Tensor, slots: Any, p: Tensor, deviation: Any, low: Any, high: Any) -> Any:
+    return u + deviation * noise(u, slots.noise_key, low, high), slots

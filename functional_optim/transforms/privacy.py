@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base, draws
+from functional_optim.core import base, draws, randomness
 from functional_optim.core.factory import factory
 from functional_optim.core.storage import as_real, as_update, compute_dtype
-from functional_optim.transforms.noise import NoiseState, seeded
+
+
+class NoiseState(NamedTuple):
+    step: Tensor
+    """Number of finished steps, 0-dim int64."""
+    seed: Tensor
+    """The seed, 0-dim int64: a batch of states with different seeds is an ensemble."""
 
 
 @factory
@@ -71,7 +78,7 @@ def differentially_private_aggregate(
         lambda x: x > 0.0, l2_norm_clip, f"{me} needs an l2_norm_clip above 0, but got {{}}."
     )
     numeric.check_range(me, "of 0 or more", noise_multiplier=noise_multiplier)
-    init = seeded(me, seed)
+    init = _seeded(me, seed)
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         if params is None:
@@ -107,6 +114,20 @@ def differentially_private_aggregate(
         return tree.map(mean, params, grads), NoiseState(state.step + 1, state.seed)
 
     return base.GradientTransformation(init, update)
+
+
+def _seeded(name: str, seed: int | Tensor) -> Callable[[Any], NoiseState]:
+    """`init` of a transformation that draws noise; errors name it. An invalid seed raises an error
+    at once."""
+    randomness.seed_tensor(name, seed, torch.device("cpu"))
+
+    def init(params: Any) -> NoiseState:
+        base.check_params(params)
+        leaves = tree.leaves(params)
+        device = base.default_device(leaves)
+        return NoiseState(base.first_step(leaves), randomness.seed_tensor(name, seed, device))
+
+    return init
 
 
 def _norms(g: Tensor) -> Tensor:

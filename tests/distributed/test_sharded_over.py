@@ -409,7 +409,7 @@ def test_without_a_process_group_it_says_what_to_call():
         tx.update(w, tx.init(w), w)
 
 
-@pytest.mark.parametrize("inner", [fo.add_noise(0.1, 0.5, seed=0), fo.flatten(fo.adam())])
+@pytest.mark.parametrize("inner", [fo.scale_by_lbfgs(), fo.flatten(fo.adam())])
 def test_what_measures_by_itself_is_refused(inner):
     with pytest.raises(TypeError, match="consist of one-tensor rules"):
         fo.sharded_over(inner)

@@ -72,7 +72,7 @@ def stepped(tx, donate, steps=4):
 
 
 def noisy(lr, gamma=0.55):
-    return fo.chain(fo.add_noise(0.1, gamma, seed=3), fo.sgd(lr))
+    return fo.chain(fo.flatten(fo.add_noise(0.1, gamma, seed=3)), fo.sgd(lr))
 
 
 def computing(lr):
@@ -109,7 +109,7 @@ def test_a_number_is_no_reason_to_compile_again(name, graphs):
     [
         (fo.flatten(fo.sgd(0.1, momentum=0.0)), fo.flatten(fo.sgd(0.1, momentum=0.9))),
         (fo.flatten(fo.sgd(0.1)), fo.flatten(fo.sgd(0.1, maximize=True))),
-        (noisy(0.1), fo.chain(fo.add_noise(0.1, 0.55, seed=4), fo.sgd(0.1))),
+        (noisy(0.1), fo.chain(fo.flatten(fo.add_noise(0.1, 0.55, seed=4)), fo.sgd(0.1))),
     ],
 )
 def test_what_chooses_the_graph_is_told_apart(pair, graphs):

@@ -165,7 +165,7 @@ import functional_optim as fo
 from functional_optim.adapters import AdamW, Optimizer
 
 fused = fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(1e-2), fo.params_ema(0.9))
-whole = fo.chain(fo.flatten(fo.clip_by_global_norm(1.0)), fo.add_noise(1.0, 0.5, seed=1))
+whole = fo.flatten(fo.chain(fo.clip_by_global_norm(1.0), fo.add_noise(1.0, 0.5, seed=1)))
 recipes = {"fused": fused, "rows": fo.adafactor(1e-2), "matrices": fo.muon(1e-2), "whole": whole}
 params = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(4, 4)}
 grads = {name: torch.full_like(p, 0.5) for name, p in params.items()}
