@@ -18,17 +18,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.lbfgs.line_search import can_branch
-from functional_optim.algorithms.lbfgs.transform import (
-    ValueAndGrad,
-    check_whole,
-    flat_of,
-    pair_of,
-)
+from functional_optim.algorithms.lbfgs.transform import ValueAndGrad, flat_of, pair_of
 from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation, check_grads
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent
+from functional_optim.solvers.arguments import check_tolerances, check_whole
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.dense import DenseInverse
 from functional_optim.solvers.objectives import number
@@ -155,9 +151,7 @@ def _self_scaled(
     check_whole("max_iter", max_iter, 1)
     most = max_iter * 5 // 4 if max_eval is None else max_eval
     check_whole("max_eval", most, 1)
-    for name, x in (("tolerance_grad", tolerance_grad), ("tolerance_change", tolerance_change)):
-        if not x >= 0:
-            raise ValueError(f"{name} must be 0 or more, but got {x}.")
+    check_tolerances(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
 
     def init(params: Any) -> SelfScaledState:
         flat = Ravel(params)

@@ -49,6 +49,17 @@ def _object_of(make: Callable[..., Any]) -> str:
     )
 
 
+def takes(fn: Callable[..., Any], *args: Any) -> bool:
+    """Can a function be called with these arguments? True for a builtin without a signature."""
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
 NUMBERS = {
     "int": "a whole number",
     "float": "a number",

@@ -8,7 +8,6 @@ tensor is empty.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from functional_optim import tree
+from functional_optim.core.calls import takes
 from functional_optim.kernels.callers import tell_once
 
 Predicate: TypeAlias = "Callable[[str, Any], Any]"
@@ -163,16 +163,11 @@ def check_choices(*groups: tuple[Iterable[Choice], Mapping[str, Any]]) -> None:
 
 def _checked(predicate: Any, what: str) -> Any:
     """A function of a path and a leaf; TypeError for another function."""
-    if not torch.compiler.is_compiling():
-        try:
-            inspect.signature(predicate).bind("", None)
-        except TypeError:
-            raise TypeError(
-                f"{what} is a function, but not one of a leaf's path and the leaf: it is called "
-                "for each leaf, e.g. lambda path, p: p.ndim > 1."
-            ) from None
-        except ValueError:  # a builtin without a signature
-            pass
+    if not torch.compiler.is_compiling() and not takes(predicate, "", None):
+        raise TypeError(
+            f"{what} is a function, but not one of a leaf's path and the leaf: it is called for "
+            "each leaf, e.g. lambda path, p: p.ndim > 1."
+        )
     return predicate
 
 

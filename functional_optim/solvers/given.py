@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import modes
+from functional_optim.core.calls import takes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.implicit import constants
 
@@ -38,14 +39,15 @@ def solver_input(
     """Check and convert the arguments of a solver.
 
     Raises:
-        TypeError: for complex parameters and, in a batch, for args that are not tensors.
+        TypeError: for a function of other arguments, for parameters that are not real
+            floating-point tensors and, in a batch, for args that are not tensors.
         ValueError: under torch.vmap, and if args and x0 have different numbers of problems, or a
             batch has none.
         RuntimeError: in torch's inference mode.
     """
     check_derivatives(name)
     x0, args, *rest = constants((x0, args, *others))
-    check_real(x0)
+    check_start(x0)
     check_known(name, (x0, args))
     flat = Ravel(x0, batched=batched)
     if batched and not flat.leaves[0].shape[0]:
@@ -53,6 +55,11 @@ def solver_input(
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
         check_batched(args, flat)
+    if not takes(fun, x0, *args):
+        raise TypeError(
+            f"{name} calls fun(x, *args) with {len(args)} args, which the function does not take; "
+            "pass args=(a, b) for fun(x, a, b), or put values into its closure."
+        )
     bound = fun if batched or not args else lambda params: fun(params, *args)
     x = flat.vector(x0).reshape(-1, one.size)
     return SolverInput(x0, args, flat, one, x, bound, args if batched else (), tuple(rest))
@@ -67,13 +74,25 @@ def check_derivatives(name: str) -> None:
         )
 
 
-def check_real(x0: Any) -> None:
-    """Raise TypeError for complex parameters."""
+def check_start(x0: Any) -> None:
+    """Raise TypeError unless every leaf of x0 is a real floating-point tensor."""
     for path, p in tree.items(x0):
-        if isinstance(p, Tensor) and p.is_complex():
+        where = f"x0 at {path!r}" if path else "x0"
+        if not isinstance(p, Tensor):
             raise TypeError(
-                f"x0 at {path!r} has dtype {p.dtype}, but parameters must be real; use "
+                f"{where} is a {type(p).__name__}, not a tensor; pass e.g. "
+                "torch.tensor([1.0, 2.0], dtype=torch.float64), a dict of tensors, or "
+                "torch.from_numpy(x0) for an array."
+            )
+        if p.is_complex():
+            raise TypeError(
+                f"{where} has dtype {p.dtype}, but parameters must be real; use "
                 "torch.view_as_real(x0), and torch.view_as_complex inside of the function."
+            )
+        if not p.is_floating_point():
+            raise TypeError(
+                f"{where} has dtype {p.dtype}, but parameters must be floating-point numbers; "
+                "pass x0.double()."
             )
 
 
@@ -117,10 +136,20 @@ def check_batched(args: Any, flat: Ravel) -> None:
             )
 
 
-def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Lower and upper bounds as (B, n), or None. Raises ValueError for infeasible ones."""
+def checked_bounds(
+    bounds: Any, flat: Ravel, x: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Lower and upper bounds as (B, n), or None, and x within them.
+
+    Tensors of a wider dtype than x0's are rounded inwards: fun is evaluated within them. An x that
+    is at such a bound, rounded to nearest, moves to the bound.
+
+    Raises:
+        TypeError: for bounds that are not numbers.
+        ValueError: for infeasible ones.
+    """
     if bounds is None:
-        return None, None
+        return None, None, x
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise ValueError(
             "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like x0."
@@ -131,19 +160,43 @@ def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, 
     ]
     if bool((lower.isnan() | upper.isnan() | (lower > upper)).any()):
         raise ValueError("a lower bound is above its upper bound, or NaN; exchange or fix them.")
-    if bool(((x < lower) | (x > upper)).any()):
+    if bool(((x < rounded(lower, flat)) | (x > rounded(upper, flat))).any()):
         raise ValueError(
             "x0 is outside the bounds; start inside, e.g. from x0.clamp(lower, upper)."
         )
-    return lower, upper
+    lower, upper = rounded(lower, flat, torch.inf), rounded(upper, flat, -torch.inf)
+    if bool((lower > upper).any()):
+        raise ValueError(
+            "no number of x0's dtype is between a lower bound and its upper bound; pass both in "
+            "x0's dtype, or x0 in float64."
+        )
+    return lower, upper, x.maximum(lower).minimum(upper)
+
+
+def rounded(bound: Tensor, flat: Ravel, inwards: float | None = None) -> Tensor:
+    """A bound, float64, (B, n), in the leaves' dtypes and then in the vectors' dtype.
+
+    inwards: infinity with the sign of the direction to round in; None rounds to nearest.
+    """
+    parts = []
+    for part, p in zip(bound.split(flat.sizes, -1), flat.leaves, strict=True):
+        near = part.to(p.dtype)
+        if inwards is not None:
+            outside = (near.to(part.dtype) < part) if inwards > 0 else (near.to(part.dtype) > part)
+            near = torch.where(outside, near.nextafter(torch.full_like(near, inwards)), near)
+        parts.append(near.to(flat.dtype))
+    return torch.cat(parts, -1)
 
 
 def of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Tensor:
-    """A number, a tensor or a tree as a number for each element of (B, n)."""
+    """A number, a tensor or a tree as a number for each element: (B, n), float64.
+
+    Python's numbers are rounded to the dtype of x, as in operations of torch.
+    """
     if given is None or isinstance(given, (int, float)):
-        return torch.full_like(x, missing if given is None else given)
+        return torch.full_like(x, missing if given is None else given).to(torch.float64)
     if isinstance(given, Tensor) and len(flat.leaves) > 1 and given.numel() == 1:
-        return torch.full_like(x, float(given))
+        return torch.full_like(x, float(given), dtype=torch.float64)
     whole = flat.like
     if isinstance(given, Tensor) and not isinstance(whole, Tensor):
         raise ValueError(
@@ -159,7 +212,7 @@ def of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Te
             f"{tree.summary(whole)}."
         ) from None
     for p, side in rows:
-        value = torch.as_tensor(missing if side is None else side, dtype=x.dtype, device=x.device)
+        value = _as_numbers(name, missing if side is None else side, x)
         try:
             columns.append(value.expand(p.shape).reshape(x.shape[0], -1))
         except RuntimeError:
@@ -168,6 +221,19 @@ def of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Te
                 f"{tuple(p.shape)}."
             ) from None
     return torch.cat(columns, -1)
+
+
+def _as_numbers(name: str, side: Any, x: Tensor) -> Tensor:
+    """A tensor, an array, or numbers, as float64."""
+    exact = isinstance(side, Tensor) or (hasattr(side, "dtype") and not isinstance(side, float))
+    dtype = torch.float64 if exact else x.dtype
+    try:
+        return torch.as_tensor(side, dtype=dtype, device=x.device).to(torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"{name} got {side!r} for a parameter; pass None, a number, a tensor like x0, or a "
+            "tree like x0."
+        ) from None
 
 
 def mask_tree(flat: Ravel, mask: Tensor, *, batched: bool) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, programs, slots
+from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
 from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     check_compile,
@@ -82,6 +83,7 @@ class Result(NamedTuple):
     """All iterates, with `return_history=True`."""
 
 
+@checked
 def least_squares(
     fun: Callable[..., Any],
     x0: Any,
@@ -117,7 +119,7 @@ def least_squares(
             them.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
             leaves may be None. They select the method "trf". fun is never evaluated outside the
-            bounds.
+            bounds: tensors with more digits than x0 are rounded inwards.
         method: "lm", Levenberg–Marquardt with Nielsen's damping (the default); "dogleg", Powell's
             trust region; "trf", the method for bounds. Unlike scipy's "trf", it takes
             Levenberg–Marquardt steps of the free parameters, truncated at the bounds (Kanzow,
@@ -154,7 +156,7 @@ def least_squares(
         return_history: store all iterates in `history`, which needs memory.
 
     Returns:
-        `Result`, with scipy's fields.
+        `Result`, with scipy's fields, except for `jac`.
 
     Raises:
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
@@ -196,16 +198,14 @@ def least_squares(
     taken = solver_input("least_squares", fun, x0, args, bounds, x_scale, batched=batched)
     flat, one, x, (limits, scale) = taken.flat, taken.one, taken.x, taken.others
     most = 100 * one.size if max_nfev is None else max_nfev
-    if most < 1:
-        raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
-    for name, value in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol)):
-        if not float(value) >= 0:
-            raise ValueError(f"{name} must be 0 or more, but got {value}.")
-    lower, upper = checked_bounds(limits, flat, x)
+    check_whole("max_nfev", most, 1)
+    check_tolerances(ftol=ftol, xtol=xtol, gtol=gtol)
+    lower, upper, x = checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)
     bounded = lower is not None or upper is not None
     method = "trf" if bounded else method
-    shape, m = _shape_of_residuals(fun, taken.x0, taken.args, batched=batched)
+    begin = flat.tree(x if batched else x[0])  # within the bounds, unlike a rounded x0
+    shape, m = _shape_of_residuals(fun, begin, taken.args, batched=batched)
     kind = "cholesky" if method == "trf" else linear.choose(linear_solver, one.size, m)
     problem = Problem(taken.fun, one, m, batched=batched, matrix_free=kind in ("cg", "lsmr"))
     eps = 10 * torch.finfo(flat.dtype).eps
@@ -340,7 +340,7 @@ def _scales(given: Any, flat: Ravel, x: Tensor) -> Tensor:
         if given != "jac":
             raise ValueError(f"unknown x_scale {given!r}; pass 'jac', numbers or tensors.")
         return torch.zeros_like(x, dtype=torch.float64)
-    sizes = of_each("x_scale", given, flat, x, 1.0).to(torch.float64)
+    sizes = of_each("x_scale", given, flat, x, 1.0)
     if not bool((sizes > 0).all()):
         raise ValueError("x_scale must be above 0 for each parameter.")
     return 1 / sizes

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.solvers.arguments import is_number
+
 
 class Rho(NamedTuple):
     """ρ and its first two derivatives at z, like z."""
@@ -103,8 +105,10 @@ large residuals has no curvature, and its steps do not converge."""
 
 def check_loss(name: str, f_scale: float) -> Loss:
     """The loss of that name; raises ValueError for an unknown one, or an invalid scale."""
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}; choose one of {', '.join(map(repr, LOSSES))}.")
+    if not is_number(f_scale):
+        raise TypeError(f"f_scale must be a number above 0, but got {f_scale!r}.")
     if not float(f_scale) > 0:
         raise ValueError(f"f_scale must be above 0, but got {f_scale}.")
     return Loss(name, float(f_scale))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, programs, slots
+from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.dense import DENSE
@@ -81,6 +82,7 @@ class Minimum(NamedTuple):
     """All iterates, with `return_history=True`."""
 
 
+@checked
 def minimize(
     fun: Callable[..., Any],
     x0: Any,
@@ -116,7 +118,8 @@ def minimize(
             must be twice differentiable. All support bounds: a step leads to the minimum of a
             quadratic model, or near it, over the free variables at its Cauchy point.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
-            leaves may be None. fun is never evaluated outside the bounds.
+            leaves may be None. fun is never evaluated outside the bounds: tensors with more digits
+            than x0 are rounded inwards.
         gtol: stop if no element of the projected gradient is larger, ≥ 0. Tolerances are at least
             10 eps of x0's dtype. Defaults: scipy's for L-BFGS-B.
         ftol: stop after a step that lowered the function by less than this times max(|f|, 1).
@@ -180,12 +183,16 @@ def minimize(
         )
     args = args if isinstance(args, tuple) else (args,)
     check_compile(compile=compile, batched=batched)
-    _check_numbers(gtol=gtol, ftol=ftol, maxiter=maxiter, max_nfev=max_nfev)
+    check_tolerances(gtol=gtol, ftol=ftol)
+    for name, limit in (("maxiter", maxiter), ("max_nfev", max_nfev)):
+        if limit is not None:
+            check_whole(name, limit, 1)
     _check_pairs(x0, bounds)
     taken = solver_input("minimize", fun, x0, args, bounds, batched=batched)
     flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others
     known = _chosen(method)
-    box = Box(*checked_bounds(limits, flat, x))
+    lower, upper, x = checked_bounds(limits, flat, x)
+    box = Box(lower, upper)
     objective = Objective(taken.fun, one, batched=batched)
     eps = torch.finfo(flat.dtype).eps
     rules = descent.DescentRules(
@@ -298,16 +305,6 @@ def _chosen(method: Any) -> str:
             "it out."
         )
     return method
-
-
-def _check_numbers(*, gtol: float, ftol: float, maxiter: int | None, max_nfev: int | None) -> None:
-    """Raise ValueError for tolerances and limits out of range."""
-    for name, value in (("gtol", gtol), ("ftol", ftol)):
-        if not value >= 0:
-            raise ValueError(f"{name} must be 0 or more, but got {value}.")
-    for name, value in (("maxiter", maxiter), ("max_nfev", max_nfev)):
-        if value is not None and not (value >= 1 and value == int(value)):
-            raise ValueError(f"{name} must be a whole number, 1 or more, but got {value}.")
 
 
 def _check_pairs(x0: Any, bounds: Any) -> None:

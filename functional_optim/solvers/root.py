@@ -13,6 +13,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, programs, slots
+from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
 from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     SolverInput,
@@ -76,6 +77,7 @@ class Root(NamedTuple):
     """All iterates, with `return_history=True`."""
 
 
+@checked
 def root(
     fun: Callable[..., Any],
     x0: Any,
@@ -276,10 +278,9 @@ def _check_choices(method: Any, xtol: float, max_nfev: int | None) -> None:
         raise ValueError(
             f"unknown method {method!r}; choose one of {', '.join(map(repr, METHODS))}."
         )
-    if not xtol >= 0:
-        raise ValueError(f"xtol must be 0 or more, but got {xtol}.")
-    if max_nfev is not None and max_nfev < 1:
-        raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
+    check_tolerances(xtol=xtol)
+    if max_nfev is not None:
+        check_whole("max_nfev", max_nfev, 1)
 
 
 def _check_square(fun: Callable[..., Any], x0: Any, args: Any, n: int, *, batched: bool) -> None:

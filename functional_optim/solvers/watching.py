@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.core.calls import takes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.slots import RUNNING, STOPPED
 
@@ -75,6 +76,11 @@ class Watch:
             raise TypeError(
                 f"callback must be a function of an intermediate result, but got a "
                 f"{type(callback).__name__}."
+            )
+        if callback is not None and not takes(callback, None):
+            raise TypeError(
+                "callback is called with one argument, callback(intermediate_result); write it "
+                "with one, e.g. lambda result: result.fun < 1e-3."
             )
         self.callback, self.look, self.flat, self.batched = callback, look, flat, batched
         self.x = x.detach().clone()

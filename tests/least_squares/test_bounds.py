@@ -87,6 +87,36 @@ def test_no_worse_than_scipy_and_never_outside(case):
     assert float(found.cost) <= min(costs) * (1 + 1e-7) + 1e-15
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("solver", [fo.least_squares, fo.minimize], ids=lambda f: f.__name__)
+def test_bounds_of_more_digits_than_x0_are_rounded_inwards(solver, dtype):
+    low = torch.tensor([0.1, -0.3, -1e300], dtype=torch.float64)
+    high = torch.tensor([0.7, 0.7, 0.1], dtype=torch.float64)
+    seen = []
+
+    def fun(x):  # lower beyond both ends
+        if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            seen.append(x.detach().double())
+        r = x - torch.tensor([-1.0, 2.0, 3.0], dtype=dtype)
+        return r if solver is fo.least_squares else r.square().sum()
+
+    start = low.clamp(min=-1).to(dtype)  # at the bounds, rounded to nearest
+    found = solver(fun, start, bounds=(low, high))
+    points = torch.stack([*seen, found.x.double()])
+    assert len(points) >= 3
+    assert bool(((points >= low) & (points <= high)).all())
+    ends = [float(x) for x in (low[0], high[1], high[2])]
+    assert torch.allclose(found.x.double(), torch.tensor(ends).double(), rtol=1e-2)
+    assert found.active_mask.tolist() == [-1, 1, 1]
+
+    at = torch.full((3,), 0.1, dtype=dtype)  # numbers are those of x0's dtype
+    fixed = solver(fun, at, bounds=(0.1, {torch.float32: 0.1}.get(dtype, 0.2)))
+    assert float(fixed.x[0]) == float(torch.tensor(0.1, dtype=dtype).float())
+    narrow = low.nextafter(high)
+    with pytest.raises(ValueError, match="no number of x0's dtype is between"):
+        solver(fun, narrow.to(dtype), bounds=(narrow, narrow))
+
+
 def test_a_step_to_a_bound_ends_at_it_to_the_last_bit():
     """x + (bound − x) is often another number than the bound."""
     x0, y = curves(200)

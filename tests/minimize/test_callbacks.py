@@ -156,6 +156,9 @@ def test_bad_callbacks():
     x0 = torch.zeros(2, dtype=torch.float64)
     with pytest.raises(TypeError, match="callback must be a function"):
         fo.minimize(rosenbrock, x0, callback=3)
+    for callback in (lambda: None, lambda x, fun: None):
+        with pytest.raises(TypeError, match="callback is called with one argument"):
+            fo.minimize(rosenbrock, x0, callback=callback)
     with pytest.raises(TypeError, match="return None, or True"):
         fo.minimize(rosenbrock, x0, callback=lambda r: r.fun)
     with pytest.raises(TypeError, match="return None, or True"):

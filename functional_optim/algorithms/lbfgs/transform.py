@@ -32,6 +32,7 @@ from functional_optim.core.base import GradientTransformation, check_grads, repl
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.engine.graphs import TorchCompiled
+from functional_optim.solvers.arguments import check_whole
 from functional_optim.transforms.scaling import check_lr
 
 ValueAndGrad = Callable[[Any], tuple[Tensor, Any]]
@@ -230,7 +231,10 @@ def lbfgs(
             "with its value."
         )
     if line_search_fn not in (None, "strong_wolfe"):
-        raise RuntimeError("only 'strong_wolfe' is supported")
+        raise RuntimeError(
+            f"only 'strong_wolfe' is supported as line_search_fn, or None, but got "
+            f"{line_search_fn!r}."
+        )
     most = max_iter * 5 // 4 if max_eval is None else max_eval
     check_whole("max_iter", max_iter, 0)
     check_whole("max_eval", most, 0)
@@ -372,12 +376,6 @@ def has_grad(run: Run) -> bool:
     """Is a derivative being recorded?"""
     tensors = [x for x in tree.leaves(run) if isinstance(x, Tensor)]
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
-def check_whole(name: str, x: Any, least: int) -> None:
-    """Raise ValueError unless x is an integer, and not too small."""
-    if not hasattr(x, "__index__") or x < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, but got {x}.")
 
 
 def check_state(state: Any, kind: type, history_size: int, flat: Ravel) -> None:

@@ -1,0 +1,81 @@
+"""Checks of arguments that solvers have in common, and names of their arguments elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from numbers import Integral, Real
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from torch import Tensor
+
+from functional_optim.core import calls
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DERIVATIVES = "leave it out, since derivatives come from autograd"
+CLOSURE = "put the values into args, or into the function's closure"
+
+OTHER_NAMES = {
+    **dict.fromkeys(("jac", "hess", "hessp", "diff_step", "jac_sparsity"), DERIVATIVES),
+    **dict.fromkeys(("maxfun", "maxfev", "max_steps"), "pass max_nfev="),
+    **dict.fromkeys(("kwargs", "has_aux"), CLOSURE),
+    **dict.fromkeys(("ftol", "gtol"), "pass xtol="),
+    "bounds": "call least_squares, which takes bounds",
+    "constraints": "only bounds are supported; use scipy.optimize for other constraints",
+    "disp": "print the fields of the result",
+    "maxcor": "leave it out, since 8 pairs are stored",
+    "maxiter": "pass max_nfev=",
+    "options": "pass its values as arguments, e.g. max_nfev=100",
+    "params": "pass x0 second",
+    "verbose": "print the fields of the result, or pass callback=",
+}
+"""What to do instead, for arguments of scipy.optimize, jaxopt and optimistix, if a solver does not
+have them."""
+
+
+def checked(solve: Callable[P, T]) -> Callable[P, T]:
+    """A solver that raises TypeError for an unknown argument, with ours for it, and for a flag that
+    is neither True nor False."""
+    known = list(inspect.signature(solve).parameters)
+    annotations = solve.__annotations__
+    flags, run = calls.check_flags, cast(Any, solve)  # `call` has the globals of another module
+    tolerances = " or ".join([f"{name}=" for name in known if name.endswith("tol")])
+    others = {**OTHER_NAMES, "tol": f"pass {tolerances}"}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                advice = others.get(name) or f"it takes {', '.join(known)}"
+                raise TypeError(f"{run.__name__} has no argument {name}; {advice}.")
+        flags(annotations, kwargs)
+        return run(*args, **kwargs)
+
+    # with the globals of its module, where doctest looks for it
+    made = FunctionType(call.__code__, run.__globals__, closure=cast(Any, call).__closure__)
+    return cast(Any, functools.update_wrapper(made, solve))
+
+
+def check_whole(name: str, x: Any, least: int) -> None:
+    """Raise ValueError unless x is an integer, and not too small."""
+    if isinstance(x, bool) or not isinstance(x, Integral) or int(x) < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, but got {x!r}.")
+
+
+def check_tolerances(**tolerances: Any) -> None:
+    """Raise TypeError for what is not a number, and ValueError for NaN and negative numbers."""
+    for name, x in tolerances.items():
+        if not is_number(x):
+            raise TypeError(f"{name} must be a number of 0 or more, but got {x!r}.")
+        if not float(x) >= 0:
+            raise ValueError(f"{name} must be 0 or more, but got {x}.")
+
+
+def is_number(x: Any) -> bool:
+    """Is it a real number, or a tensor of one element?"""
+    if isinstance(x, Tensor):
+        return x.numel() == 1 and not x.is_complex()
+    return isinstance(x, Real) and not isinstance(x, bool)
