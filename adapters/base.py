@@ -227,6 +227,11 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def _add_checked(self, add: Callable[[Any], None], param_group: Any) -> None:
         if isinstance(param_group, dict):
+            if "params" not in param_group:
+                raise KeyError(
+                    "a parameter group needs its parameters under the key params; it has "
+                    f"{', '.join(map(str, param_group)) or 'no key'}."
+                )
             self._check_keys(param_group)
             self.checked_transform({**self.defaults, **param_group})
         try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import algorithms
 from functional_optim.adapters.base import OptimizerBase
-from functional_optim.adapters.state.recipes import check_arguments, constructor
+from functional_optim.adapters.state.recipes import check_arguments, check_iterable, constructor
 from functional_optim.adapters.state.storage import KEY
 from functional_optim.core import base
 from functional_optim.engine.group import how_to
@@ -90,7 +90,12 @@ class DropIn(OptimizerBase):
         how_to(arguments["compile"])
         self.compile = arguments.pop("compile")
         self.stored = arguments.pop("stored", None)
-        super().__init__(**{k: x for k, x in arguments.items() if k != "self"})
+        try:
+            super().__init__(**{k: x for k, x in arguments.items() if k != "self"})
+        except TypeError:  # torch compares, indexes and iterates over what it gets
+            type(self).recipe(**{k: arguments[k] for k in self._names if k in arguments})
+            check_iterable(own, arguments["params"])
+            raise
         if callable(self.stored):
             self._check_selections()
         if arguments.get("fused"):

@@ -17,6 +17,7 @@ from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel, real_dtype
 from functional_optim.kernels.interrupts import held
+from functional_optim.solvers.arguments import is_number
 
 NAMES = ("lr", "max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size")
 PAIRS = ("old_stps", "old_dirs", "ro")
@@ -36,7 +37,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         ValueError: torch's, for a bad lr and for more than one parameter group; for a
             `history_size` less than 1, and a negative `max_iter` or `max_eval`.
         RuntimeError: torch's, from the step, for an unknown `line_search_fn`.
-        TypeError: from a step without a closure.
+        TypeError: from a step without a closure that returns a number.
 
     Example::
 
@@ -104,7 +105,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         Raises:
             TypeError: without a closure.
         """
-        if closure is None:
+        if not callable(closure):
             raise TypeError(
                 "LBFGS evaluates the loss several times, so step needs a closure: a function that "
                 "clears the gradients, computes the loss, calls its backward, and returns it."
@@ -243,4 +244,10 @@ def number(loss: Any, mesh: Any = None) -> float:
     """
     if mesh is not None:
         return sharding.mean_over(loss, mesh)
+    if not is_number(loss):
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise TypeError(
+            "the closure must return the loss, one real number, but it returned a "
+            f"{type(loss).__name__}{shape}."
+        )
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

@@ -12,6 +12,7 @@ from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
     check_arguments,
+    check_iterable,
     of_model,
     recipe_defaults,
 )
@@ -100,6 +101,7 @@ class Optimizer(OptimizerBase):
         who = type(self).__name__
         given, hyperparameters = of_model(who, params, recipe, hyperparameters)
         check_arguments(who, given)
+        check_iterable(who, given)
         defaults = recipe_defaults(recipe, hyperparameters)
         if KEY in defaults:
             raise TypeError(

@@ -30,7 +30,8 @@ class SelfScaled(JointOptimizer):
         tolerance_grad: numeric.Number = 1e-7, tolerance_change: numeric.Number = 0.0,
     ) -> None:  # fmt: skip
         given = (max_iter, max_eval, tolerance_grad, tolerance_change)
-        self._construct(params, dict(zip(NAMES, given, strict=True)))
+        hyper = dict(zip(NAMES, given, strict=True))
+        self._construct(params, {**hyper, "method": type(self).__name__})
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make up to `max_iter` iterations.
@@ -99,6 +100,14 @@ class SelfScaled(JointOptimizer):
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if the loaded state does not match."""
+        mine = self.defaults["method"]
+        for group in self.param_groups:
+            group.setdefault("method", mine)
+        wrong = {group.get("method", mine) for group in given["param_groups"]} - {mine}
+        refuse(
+            "the loaded state", [f"it is of {name}, not of {mine}" for name in wrong],
+            "load a checkpoint of the same class",
+        )  # fmt: skip
         super().check_loaded(given, before)
         moving = self._moving()
         kept = (self.state.get(moving[0]) or {}) if moving else {}

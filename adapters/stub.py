@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.adapters.base import OptimizerBase, with_hooks
+from functional_optim.adapters.state.recipes import check_iterable
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype
 from functional_optim.transforms import set_to_zero
@@ -56,6 +57,7 @@ class OptimizerStub(OptimizerBase):
     counts_steps = False
 
     def __init__(self, params: Any = (), **hyperparameters: Any) -> None:
+        check_iterable("OptimizerStub", params)
         given = params if isinstance(params, Tensor) else list(params)  # a tensor: torch's error
         nothing = not isinstance(given, Tensor) and not given
         super().__init__([{"params": []}] if nothing else given, hyperparameters)

@@ -161,6 +161,15 @@ def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") ->
         )
 
 
+def check_iterable(who: str, params: Any) -> None:
+    """Raise TypeError for parameters that cannot be iterated over."""
+    if not isinstance(params, Iterable):
+        raise TypeError(
+            f"{who} takes parameters, but got {params!r}; pass model.parameters(), or "
+            "model.named_parameters()."
+        )
+
+
 def of_model(
     who: str,
     params: Any,

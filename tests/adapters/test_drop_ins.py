@@ -171,7 +171,11 @@ def test_every_error_of_torchs_tests(drop_in, entry):
 @every_drop_in
 def test_hyperparameters_are_refused_before_parameters_are_read(drop_in, hyper):
     kind, words = failure(drop_in, None, **hyper)
-    assert (kind, words.partition("; it takes ")[0]) == failure(original(drop_in), None, **hyper)
+    theirs, said = failure(original(drop_in), None, **hyper)
+    if "object is not" in said:  # Python's error in torch's code; ours names the argument
+        assert "object is not" not in words
+        return
+    assert (kind, words.partition("; it takes ")[0]) == (theirs, said)
 
 
 # torch's own Adagrad makes a sparse tensor without saying whether to check it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -55,6 +56,15 @@ def one_step(opt: Any) -> Any:
     return opt.step(lambda: torch.ones(()))
 
 
+def scheduled(opt: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(opt, 3)
+
+
+def reloaded(opt: Any) -> Any:
+    opt.load_state_dict(opt.state_dict())
+    return opt
+
+
 def train(loss: Any) -> Any:
     return fo.compile_train_step(loss, fo.sgd(0.1))(TREE, fo.sgd(0.1).init(TREE))
 
@@ -87,6 +97,15 @@ TYPES = [
     (lambda: fo.sgd(None), "a schedule as lr, but got None"),
     (lambda: train(lambda p: p["w"]), "loss_fn must return a real 0-dim tensor"),
     (lambda: adapters.LBFGS([torch.ones(2).long()]), "int64"),
+    (lambda: adapters.LBFGS([p()]).step(3), "so step needs a closure"),
+    (lambda: adapters.LBFGS([p()]).step(lambda: None), "one real number, but it returned a None"),
+    (lambda: adapters.LBFGS([p()]).step(lambda: torch.ones(2)), "a Tensor of shape (2,)"),
+    (lambda: adapters.AdamW(None), "AdamW takes parameters, but got None"),
+    (lambda: adapters.Optimizer(3, fo.adamw), "Optimizer takes parameters, but got 3"),
+    (lambda: adapters.SSBFGS(linear()), "SSBFGS takes parameters, but got a Linear"),
+    (lambda: adapters.OptimizerStub(3), "OptimizerStub takes parameters, but got 3"),
+    (lambda: adapters.AdamW([p()], lr=None), "as lr, but got None"),
+    (lambda: adapters.AdamW([p()], betas=0.9), "betas must be a pair of numbers"),
     (lambda: free(3), "method must be a population method or an estimator, but got a int"),
     (lambda: free(lambda: 3), "the method returned a int"),
     (lambda: free(search.snes, population=4), "needs the hyperparameter sigma"),
@@ -134,6 +153,10 @@ VALUES = [
     (lambda: adapters.LBFGS([p()], max_iter=-1), "max_iter must be an integer"),
     (lambda: adapters.LBFGS([p()], max_eval=-1), "max_eval must be an integer of at least"),
     (lambda: one_step(adapters.LBFGS([{"params": []}])), "nothing to optimize"),
+    (
+        lambda: adapters.SSBroyden([p()]).load_state_dict(adapters.SSBFGS([p()]).state_dict()),
+        "it is of SSBFGS, not of SSBroyden",
+    ),
     (lambda: one_step(adapters.LBFGS([torch.ones(0, 2)])), "nothing to optimize"),
     (lambda: adapters.LBFGS([p()]).add_param_group({"params": [p()]}), "per-parameter options"),
     (lambda: fo.chain(fo.schedule_free(fo.trace(0.9)), fo.scale_by_lr(0.1)), "works on the step"),
@@ -156,7 +179,14 @@ VALUES = [
 
 
 NAMES = [(lambda: adapters.Adamw, "did you mean 'AdamW'?")]
-KINDS = ((TypeError, TYPES), (ValueError, VALUES), (AttributeError, NAMES))
+KEYS = [
+    (lambda: scheduled(adapters.SSBFGS([p()])), "no hyperparameter lr; it has max_iter, max_eval"),
+    (lambda: scheduled(copy.deepcopy(adapters.SSBroyden([p()]))), "leave out the LR scheduler"),
+    (lambda: scheduled(reloaded(adapters.SSBFGS([p()]))), "leave out the LR scheduler"),
+    (lambda: scheduled(adapters.LevenbergMarquardt([p()])), "it has damping, geodesic"),
+    (lambda: adapters.AdamW([{"param": [p()]}]), "under the key params; it has param"),
+]
+KINDS = ((TypeError, TYPES), (ValueError, VALUES), (AttributeError, NAMES), (KeyError, KEYS))
 
 
 @pytest.mark.parametrize(
