@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.lbfgs.line_search import can_branch
-from functional_optim.algorithms.lbfgs.transform import ValueAndGrad, flat_of, pair_of
+from functional_optim.algorithms.lbfgs.transform import (
+    ValueAndGrad,
+    check_function,
+    flat_of,
+    pair_of,
+)
 from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation, check_grads
 from functional_optim.core.factory import factory
@@ -167,7 +172,7 @@ def _self_scaled(
         value: Tensor = base.NEEDED,
         value_and_grad: ValueAndGrad = base.NEEDED,
     ) -> tuple[Any, SelfScaledState]:
-        base.check_needed(method, value=value, value_and_grad=value_and_grad)
+        check_function(method, value, value_and_grad)
         flat = flat_of(params, grads)
         _check_state(method, state, flat)
         x, g = flat.vector(params), flat.vector(grads)

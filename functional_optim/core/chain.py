@@ -234,8 +234,13 @@ def on_some(
             return u if acts(path, p) else g
 
         mine, given = cut(params, grads)
-        if "residual_fn" in extra:
-            extra["residual_fn"] = completed(extra["residual_fn"], filled(params))
+        if not NARROWED.keys().isdisjoint(extra):
+
+            def cut_of(x: Any) -> Any:
+                return cut(params, x)[1]
+
+            for name in NARROWED.keys() & extra.keys():
+                extra[name] = NARROWED[name](extra[name], filled(params), cut_of)
         if not tree.leaves(mine):
             totals = given_totals()
             if totals is not None:
@@ -264,6 +269,31 @@ def completed(fn: Any, fill: Callable[[Any], Any]) -> Any:
     if hasattr(fn, "over"):
         return fn.over(fill)
     return (lambda params: fn(fill(params))) if callable(fn) else fn
+
+
+def _gradients_of(fn: Any, fill: Callable[[Any], Any], cut: Callable[[Any], Any]) -> Any:
+    return (lambda params: cut(fn(fill(params)))) if callable(fn) else fn
+
+
+def _value_and_gradients_of(fn: Any, fill: Callable[[Any], Any], cut: Callable[[Any], Any]) -> Any:
+    def narrowed(params: Any) -> Any:
+        found = fn(fill(params))
+        if isinstance(found, tuple) and len(found) == 2:
+            return found[0], cut(found[1])
+        return found  # the transformation raises an error
+
+    return narrowed if callable(fn) else fn
+
+
+NARROWED: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[Any], Any]], Any]] = {
+    "residual_fn": lambda fn, fill, cut: completed(fn, fill),
+    "value_fn": lambda fn, fill, cut: completed(fn, fill),
+    "grad_fn": _gradients_of,
+    "value_and_grad": _value_and_gradients_of,
+    "grad": lambda grads, fill, cut: cut(grads),
+}
+"""The extra arguments of a transformation of some leaves, from those of one of all leaves: by their
+names, from an argument, a function that adds the other leaves, and one that drops them."""
 
 
 def choices_of(tx: base.GradientTransformation) -> list[Choice]:

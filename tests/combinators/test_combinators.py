@@ -376,3 +376,83 @@ def test_parts_of_a_partition_may_have_slots_of_one_name_and_other_shapes():
     wrong = {**state.slots, "exp_avg_sq": {"a": torch.ones(3, 2), "b": torch.ones(())}}
     with pytest.raises(ValueError, match=r"differ at 'a': \(2, 3\) against \(3, 2\)"):
         tx.update(params, state._replace(slots=wrong), params)
+
+
+# ---------------------------------------------------------------- functions of all parameters
+
+
+def pulled(p):
+    return (p["w"].square().sum(0) - p["b"] - 2).square().sum() + p["w"].square().sum()
+
+
+def value_and_grad(p):
+    grads, value = torch.func.grad_and_value(pulled)(p)
+    return value, grads
+
+
+EXTRA = {
+    "value_and_grad": lambda p: value_and_grad,
+    "value_fn": lambda p: pulled,
+    "grad_fn": lambda p: torch.func.grad(pulled),
+    "value": pulled,
+    "grad": torch.func.grad(pulled),
+}
+OF_FUNCTIONS = {
+    "lbfgs": (fo.lbfgs, ("value", "value_and_grad")),
+    "ssbfgs": (fo.ssbfgs, ("value", "value_and_grad")),
+    "sam": (lambda: fo.sam(fo.sgd(0.1)), ("grad_fn",)),
+    "backtracking": (
+        lambda: fo.chain(fo.sgd(1.0), fo.scale_by_backtracking_linesearch()),
+        ("value", "grad", "value_fn"),
+    ),
+}
+AROUND = {
+    "freeze": lambda tx: fo.chain(fo.freeze("b"), tx),
+    "selective": lambda tx: fo.selective_transform(tx, freeze_mask="b"),
+    "partition": lambda tx: fo.partition({"on": tx, "off": fo.freeze()}, {"w": "on", "b": "off"}),
+    "masked": lambda tx: fo.chain(fo.masked(tx, "w"), fo.freeze("b")),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", OF_FUNCTIONS)
+def test_functions_of_all_parameters_become_those_of_some(name, around):
+    make, names = OF_FUNCTIONS[name]
+    whole = {"w": torch.ones(3, 2).double(), "b": torch.zeros(2).double()}
+    tx, own = AROUND[around](make()), make()
+    p, alone = whole, {"w": whole["w"]}
+    state, mine = tx.init(p), own.init(alone)
+
+    def some(fn):  # with the b of the other run
+        return lambda p: fn({**p, "b": whole["b"]})
+
+    def grads_only(fn):
+        return lambda p: {"w": some(fn)(p)["w"]}
+
+    def both(p):
+        value, grads = some(value_and_grad)(p)
+        return value, {"w": grads["w"]}
+
+    known = {
+        "value_and_grad": both, "value_fn": some(pulled), "grad_fn": grads_only(EXTRA["grad"]),
+    }  # fmt: skip
+    for _ in range(3):
+        grads = EXTRA["grad"](p)
+        updates, state = tx.update(grads, state, p, **{k: EXTRA[k](p) for k in names})
+        part = {"w": grads["w"]}
+        of_part = {**known, "value": pulled(p), "grad": part}
+        theirs, mine = own.update(part, mine, alone, **{k: of_part[k] for k in names})
+        p, alone = fo.apply_updates(p, updates), fo.apply_updates(alone, theirs)
+        assert torch.equal(p["w"], alone["w"])
+        assert torch.equal(p["b"], whole["b"])
+    assert float(pulled(p)) < 0.6 * float(pulled(whole))
+
+
+@pytest.mark.parametrize("wrong", [3, lambda p: 3.0])
+@pytest.mark.parametrize("make", [fo.lbfgs, fo.ssbfgs])
+def test_what_is_no_function_of_value_and_gradients_is_told(make, wrong):
+    p = {"w": torch.ones(3, 2).double(), "b": torch.zeros(2).double()}
+    value, grads = value_and_grad(p)
+    tx = fo.chain(fo.freeze("b"), make())
+    with pytest.raises(TypeError, match=r"value_and_grad (must be a func|returned a float; ret)"):
+        tx.update(grads, tx.init(p), p, value=value, value_and_grad=wrong)

@@ -262,7 +262,7 @@ def lbfgs(
         value: Tensor = base.NEEDED,
         value_and_grad: ValueAndGrad = base.NEEDED,
     ) -> tuple[Any, LbfgsState]:
-        base.check_needed("lbfgs", value=value, value_and_grad=value_and_grad)
+        check_function("lbfgs", value, value_and_grad)
         flat = flat_of(params, grads, batched=batched)
         check_state(state, LbfgsState, history_size, flat)
         x, g = flat.vector(params), flat.vector(grads)
@@ -361,6 +361,16 @@ def flat_of(params: Any, grads: Any, *, batched: bool = False) -> Ravel:
         raise ValueError("update needs the parameters: call update(grads, state, params).")
     check_grads(params, grads)
     return Ravel(params, batched=batched)
+
+
+def check_function(name: str, value: Any, value_and_grad: Any) -> None:
+    """Raise TypeError unless there are a value and a function."""
+    base.check_needed(name, value=value, value_and_grad=value_and_grad)
+    if not callable(value_and_grad):
+        raise TypeError(
+            f"value_and_grad must be a function from parameters to (value, gradients), but got a "
+            f"{type(value_and_grad).__name__}; pass the function, not its result."
+        )
 
 
 def pair_of(found: Any) -> tuple[Any, Any]:
