@@ -72,9 +72,9 @@ class MuonAdamW(Optimizer):
         >>> opt = MuonAdamW(model.named_parameters(), lr=0.02, adamw_lr=1e-3)
         >>> opt
         MuonAdamW (
-        muon: 1 parameter, 32 entries, lr=0.02, weight_decay=0.01
+        muon: 1 parameter, 32 elements, lr=0.02, weight_decay=0.01
             up.weight (8, 4)
-        adamw: 3 parameters, 26 entries, lr=0.001, weight_decay=0.01
+        adamw: 3 parameters, 26 elements, lr=0.001, weight_decay=0.01
             up.bias (8,)
             head.weight (2, 8)
             head.bias (2,)
@@ -167,9 +167,9 @@ class MuonAdamW(Optimizer):
         """A group in a line: its name, size and rates."""
         params = group["params"]
         count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
-        entries = f"{sum([p.numel() for p in params]):,} entries"
+        elements = f"{sum([p.numel() for p in params]):,} elements"
         rates = ", ".join([f"{key}={_short(group[key])}" for key in self.adamw])
-        return f"{group['name']}: {count}, {entries}, {rates}"
+        return f"{group['name']}: {count}, {elements}, {rates}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"adamw": self.adamw, **super().__getstate__()}

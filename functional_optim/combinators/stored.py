@@ -53,7 +53,7 @@ class Packs:
         if p.is_complex():
             return "complex"
         if p.numel() < self.min_size:
-            return f"under {self.min_size:,} entries"
+            return f"under {self.min_size:,} elements"
         if self.choices:
             return "" if chosen(self.choices, path, p) else "not in where"
         return "" if is_hidden_matrix(path, p) else "no hidden matrix"

@@ -243,7 +243,7 @@ class Replica:
         found = tree.first_not_finite([g for _, g in named])
         if found is not None:
             self.coordinator.report_error(
-                ValueError(f"the mean of {named[found][0]!r} has an infinite or NaN entry")
+                ValueError(f"the mean of {named[found][0]!r} has an infinite or NaN element")
             )
 
     def _give(self, now: ReplicaState) -> None:

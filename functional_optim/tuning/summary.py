@@ -20,6 +20,7 @@ from functional_optim.core.paths import Answers, unfit
 from functional_optim.core.rule import Rule
 from functional_optim.core.storage import stored_slots
 from functional_optim.core.traits import is_elementwise
+from functional_optim.kernels.callers import warn
 from functional_optim.tuning.tables import Table, drawn, plain
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class SummaryRow(NamedTuple):
     matrices: tuple[tuple[int, ...], ...]
     """The shapes (k, out, in) of its matrix views, and (k, …) of a kernel whose dimensions are
     treated separately; none if it has no view."""
-    entries: int
+    elements: int
     """Number of elements in its state."""
     bytes: int
     """Bytes of its state."""
@@ -58,6 +59,12 @@ class SummaryRow(NamedTuple):
     """Bytes of the parameter, its gradient and its slots that a step reads and writes."""
     group: str = ""
     """Its parameter group in an optimizer object."""
+
+    @property
+    def entries(self) -> int:
+        """Deprecated: `elements`."""
+        warn("SummaryRow.entries is deprecated; read elements.", DeprecationWarning)
+        return self.elements
 
     @property
     def view(self) -> str:
@@ -162,7 +169,7 @@ class Summary:
     def _parts(self) -> tuple[list[list[Table]], list[str]]:
         """The tables and the notes below them."""
         seen = any(row.matrices for row in self.rows)
-        head = ("parameter", "shape", *(("seen as",) if seen else ()), "entries", "state")
+        head = ("parameter", "shape", *(("seen as",) if seen else ()), "elements", "state")
         right = (len(head) - 2, len(head) - 1)
         tables = []
         sections = _grouped(self.rows, lambda row: (row.group, row.rules, row.storage))
@@ -176,7 +183,7 @@ class Summary:
         return [tables, [self._totals()]], notes
 
     def _totals(self) -> Table:
-        count, entries = len(self.rows), sum([math.prod(row.shape) for row in self.rows])
+        count, elements = len(self.rows), sum([math.prod(row.shape) for row in self.rows])
         least = "" if self.exact else ", at least"
         totals = {
             "weights": self.weight_bytes,
@@ -185,9 +192,9 @@ class Summary:
             **({"of it for all parameters together": self._flat} if self._flat else {}),
             f"read and written in a step{least}": self.step_bytes,
         }
-        rows = [(name, _size(x), _number(x / max(entries, 1)) + " B") for name, x in totals.items()]
-        name = f"{count} parameter{'s' if count > 1 else ''}, {entries:,} entries"
-        return Table((name, "bytes", "an entry"), tuple(rows), right=(1, 2))
+        rows = [(name, _size(x), _number(x / max(elements, 1)) + " B") for name, x in totals.items()]
+        name = f"{count} parameter{'s' if count > 1 else ''}, {elements:,} elements"
+        return Table((name, "bytes", "per element"), tuple(rows), right=(1, 2))
 
 
 def summary(tx: base.GradientTransformation, params: Any) -> Summary:
@@ -205,7 +212,7 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
         below, in frames if rich is installed. Rows whose paths differ in numbers only, such as
         those of the layers of a network, are printed as one. It has one element of `rows` for each
         parameter: `path`, `shape`, `rules`, `view` and `matrices`, `slots` with their storage,
-        `left_out`, `entries` and `bytes` of its state. `state_bytes`, `weight_bytes`, `grad_bytes`
+        `left_out`, `elements` and `bytes` of its state. `state_bytes`, `weight_bytes`, `grad_bytes`
         and `step_bytes` are the totals. A transformation that does not consist of one-tensor rules
         is one rule, with its inner rules in parentheses.
 
@@ -220,19 +227,19 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
         >>> table
         scale_by_adam → scale_by_lr
         exp_avg, exp_avg_sq: int8 in blocks of 256
-          parameter  shape     entries    state
-          up         (64, 64)    4,096  8.32 kB
+          parameter  shape     elements    state
+          up         (64, 64)     4,096  8.32 kB
         <BLANKLINE>
         scale_by_adam → scale_by_lr
-        exp_avg, exp_avg_sq: float32 (not packed: under 4,096 entries)
-          parameter  shape     entries    state
-          norm       (64,)          64    512 B
+        exp_avg, exp_avg_sq: float32 (not packed: under 4,096 elements)
+          parameter  shape     elements    state
+          norm       (64,)           64    512 B
         <BLANKLINE>
-        2 parameters, 4,160 entries    bytes  an entry
-        weights                      16.6 kB       4 B
-        gradients                    16.6 kB       4 B
-        state                        8.83 kB    2.12 B
-        read and written in a step   67.6 kB    16.2 B
+        2 parameters, 4,160 elements    bytes  per element
+        weights                       16.6 kB          4 B
+        gradients                     16.6 kB          4 B
+        state                         8.83 kB       2.12 B
+        read and written in a step    67.6 kB       16.2 B
         >>> table.state_bytes
         8832
     """
@@ -292,9 +299,9 @@ def _row(group: str, tx: Any, path: str, p: Tensor, own: Sequence[StateTensor]) 
     weight = _bytes([p])
     both = _bytes([x.tensor for x in own if isinstance(x.part, Leafwise)])
     moved = 3 * weight + both + _bytes(tensors) if names else 0
-    entries = sum([x.numel() for x in tensors])
+    elements = sum([x.numel() for x in tensors])
     return SummaryRow(
-        *(path, tuple(p.shape), names, matrices, entries, _bytes(tensors)),
+        *(path, tuple(p.shape), names, matrices, elements, _bytes(tensors)),
         *(tuple(slots), left_out, weight, moved, group),
     )
 
@@ -342,9 +349,9 @@ def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 def _cells(one: Folded, *, seen: bool) -> tuple[str, ...]:
     first = one.rows[0]
     view = (first.view or "as it is",) if seen else ()
-    entries = len(one.rows) * math.prod(first.shape)
+    elements = len(one.rows) * math.prod(first.shape)
     size = _size(sum([row.bytes for row in one.rows]))
-    return (one.label, str(first.shape), *view, f"{entries:,}", size)
+    return (one.label, str(first.shape), *view, f"{elements:,}", size)
 
 
 def folded(rows: Sequence[SummaryRow]) -> list[Folded]:

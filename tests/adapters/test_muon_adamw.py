@@ -189,10 +189,10 @@ def test_its_text_shows_what_goes_where():
     opt = MuonAdamW(Net().named_parameters(), views={"*.qkv.weight": {"split": 3}}, **EXACT)
     assert repr(opt).splitlines() == [
         "MuonAdamW (",
-        "muon: 4 parameters, 128 entries, lr=0.02, weight_decay=0.01",
+        "muon: 4 parameters, 128 elements, lr=0.02, weight_decay=0.01",
         "    blocks.*.qkv.weight ×2 (12, 4), 3 × (4, 4)",
         "    blocks.*.mix.weight ×2 (4, 4)",
-        "adamw: 10 parameters, 104 entries, lr=0.0003, weight_decay=0.01",
+        "adamw: 10 parameters, 104 elements, lr=0.0003, weight_decay=0.01",
         "    wte.weight (7, 4)",
         "    blocks.*.norm.weight ×2 (4,)",
         "    blocks.*.norm.bias ×2 (4,)",
@@ -209,7 +209,7 @@ def test_its_text_shows_all_parameters_of_one_name():
     up, down = torch.nn.Linear(2, 3), torch.nn.Linear(3, 2)
     opt = MuonAdamW([*up.named_parameters(), *down.named_parameters()])
     assert repr(opt).splitlines()[1:4] == [
-        "muon: 2 parameters, 12 entries, lr=0.02, weight_decay=0.01",
+        "muon: 2 parameters, 12 elements, lr=0.02, weight_decay=0.01",
         "    weight (3, 2)",
         "    weight (2, 3)",
     ]

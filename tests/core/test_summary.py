@@ -69,7 +69,7 @@ def test_entries_and_bytes_are_those_of_the_state(case, how):
     for row in table.rows:
         own = {key: slot[row.path] for key, slot in state.slots.items()}
         own = {key: x for key, x in own.items() if x is not None}
-        assert row.entries == sum(x.numel() for x in own.values())
+        assert row.elements == sum(x.numel() for x in own.values())
         codes = [key for key in own if key.rpartition(".")[2] in CELLS]
         packed = {key.rpartition(".")[0] for key in codes}
         blocks = {key.rpartition(".")[0] for key in codes if not key.endswith(".bfloat16")}
@@ -145,11 +145,11 @@ def test_what_is_not_packed_is_said_and_why():
     assert [row.left_out for row in rows] == [
         "no hidden matrix",
         *("", ""),
-        "under 4,096 entries",
+        "under 4,096 elements",
         "complex",
     ]
     assert rows[1].storage == "exp_avg, exp_avg_sq: int8 in blocks of 256"
-    assert rows[3].storage == "exp_avg, exp_avg_sq: float32 (not packed: under 4,096 entries)"
+    assert rows[3].storage == "exp_avg, exp_avg_sq: float32 (not packed: under 4,096 elements)"
     some = fo.stored(fo.adam(), {"exp_avg_sq": "int4"}, where="embed", min_size=0, block_size=32)
     rows = fo.summary(some, params).rows
     assert rows[0].storage == "exp_avg: float32; exp_avg_sq: int4 in blocks of 32"
@@ -254,3 +254,9 @@ def test_matrices_of_several_sizes():
     views = {"qkv": {"split": (4, 2, 2)}}
     rows = fo.summary(fo.muon_adamw(views=views), params).rows
     assert [row.view for row in rows] == ["(4, 3) + 2 × (2, 3)", "(4, 18)"]
+
+
+def test_the_old_name_of_elements_warns():
+    row = fo.summary(fo.adam(), {"w": torch.zeros(3)}).rows[0]
+    with pytest.warns(DeprecationWarning, match="read elements"):
+        assert row.entries == row.elements == 6

@@ -211,7 +211,7 @@ def test_nonfinite_gradients_are_refused_where_asked():
         now, decision = replica.step(bad, replica.start(replica.init({"w": w})))
         assert decision.committed == committed
         assert now.params["w"].isfinite().all() == (not committed)
-    assert decision.reason == "ValueError: the mean of 'w' has an infinite or NaN entry"
+    assert decision.reason == "ValueError: the mean of 'w' has an infinite or NaN element"
 
 
 def test_extra_arguments_are_averaged_with_the_gradients():
