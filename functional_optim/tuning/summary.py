@@ -192,7 +192,8 @@ class Summary:
             **({"of it for all parameters together": self._flat} if self._flat else {}),
             f"read and written in a step{least}": self.step_bytes,
         }
-        rows = [(name, _size(x), _number(x / max(elements, 1)) + " B") for name, x in totals.items()]
+        per = max(elements, 1)
+        rows = [(name, _size(x), _number(x / per) + " B") for name, x in totals.items()]
         name = f"{count} parameter{'s' if count > 1 else ''}, {elements:,} elements"
         return Table((name, "bytes", "per element"), tuple(rows), right=(1, 2))
 
