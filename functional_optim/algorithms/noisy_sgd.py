@@ -39,8 +39,8 @@ def noisy_sgd(
 
         Hyperparameters may also be 0-dim tensors or schedules. eta and gamma are optax's.
 
-    State: `step` and `seed` of the noise; `momentum_buffer`, like the parameters, if there is
-    momentum.
+    State: `step`, and for each parameter `noise_key`, which `init` makes of the seed and the path;
+    `momentum_buffer`, like the parameters, if there is momentum.
 
     Raises:
         ValueError: for hyperparameters out of range, and for a seed of more than 64 bits.

@@ -36,7 +36,7 @@ def noise(u: Tensor, key: Tensor, low: Any, high: Any) -> Tensor:
     Args:
         u: the update, float32 or float64.
         key: of the tensor, 0-dim int64.
-        low, high: `words_of` the step count, among the numbers of the rule.
+        low, high: `words_of` the step count, among the scalars of the rule.
     """
     if hasattr(type(u), "placements"):
         like = torch.empty((), dtype=u.dtype, device=u.device).expand(u.shape)

@@ -89,6 +89,16 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     check_all(name, dtype)
 
 
+def test_noise_is_that_of_the_cpp() -> None:
+    tx = fo.noisy_sgd(0.1, eta=1.0, momentum=0.9)
+    (own,) = asked(tx, {"w": torch.zeros(67)})
+    own.like[2][0][0].fill_(-(2**62) + 12345)
+    check(own, FLAT, loose=LITTLE[torch.float32])
+    rows = fo.leafwise(None, lambda u, slots, p: (u / u.norm(dim=-1, keepdim=True), slots))
+    for own in asked(fo.chain(fo.add_noise(1.0, 0.0, 3), rows), {"w": torch.zeros(5, 67)}):
+        check(own, SHAPES[2], loose=LITTLE[torch.float32])
+
+
 def test_the_recipes_without_kernels_are_those_of_the_list() -> None:
     assert BY_NAME.keys() >= OF_MATRICES
     assert not any(served(name) for name in OF_MATRICES)
