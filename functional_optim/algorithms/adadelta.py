@@ -54,7 +54,8 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
 
     def update(g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
         v = slots.square_avg.lerp(g * g, a)
-        d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
+        # one root, of a quotient whose scale keeps it from underflow
+        d = ((slots.acc_delta + eps) * 2.0**20 / (v + eps)).sqrt() * 2.0**-10 * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
     init = zeros(AdadeltaSlots)

@@ -324,17 +324,18 @@ static inline float near_inverse_cbrt(float x) /* 2^-126 <= x < inf */
     const float p = __builtin_fmaf(__builtin_fmaf(e, 35.0f / 243, 14.0f / 81), e, 2.0f / 9);
     return __builtin_fmaf(y * e, __builtin_fmaf(p, e, 1.0f / 3), y);
 }
-static inline float cbrt_of(float x) /* at last a step of Newton's, with x - y^3 as it is */
+static inline float cbrt_of(float given) /* at last a step of Newton's, with x - y^3 as it is */
 {
-    const bool small = x < 0x1p-60f;
-    const float wide = small ? x * 0x1p72f : x, z = near_inverse_cbrt(wide);
-    const float y = wide * (z * z), s = y * y, c = s * y;
-    const float low = __builtin_fmaf(__builtin_fmaf(y, y, -s), y, __builtin_fmaf(s, y, -c));
-    const float root = __builtin_fmaf((wide - c) - low, z * z * (1.0f / 3), y);
-    const float scaled = root * (small ? 0x1p-24f : 1.0f);
-    const float high = __builtin_fabsf(x) == __builtin_inff() ? __builtin_inff() : scaled;
-    const float found = x == 0 ? 0 : high;
-    return x >= 0 || x == -__builtin_inff() ? found : __builtin_nanf("");
+    const float x = given + 0.0f;
+    /* choices as bits: of two scales g++ would make both roots */
+    const int32_t bits = as<int32_t>(x), small = -(int32_t)(bits < 0x21800000);
+    const float wide = x * as<float>(0x3f800000 + (small & 0x24000000)); /* by 2^72 */
+    const float z = near_inverse_cbrt(wide), zz = z * z, y = wide * zz, s = y * y;
+    const float rest = __builtin_fmaf(-__builtin_fmaf(y, y, -s), y, __builtin_fmaf(-s, y, wide));
+    const float root = __builtin_fmaf(rest, zz * (1.0f / 3), y);
+    const float found = root * as<float>(0x3f800000 - (small & 0x0c000000)); /* by 2^-24 */
+    const uint32_t other = (bits & 0x7fffffff) == 0x7f800000 ? 0x7f800000u : 0x7fc00000u;
+    return as<float>((uint32_t)bits < 0x7f800000u ? as<uint32_t>(found) : other);
 }
 """
 
