@@ -56,6 +56,7 @@ def scale_by_madgrad(
     numeric.check(lambda x: x > 0.0, lr, "Learning rate {} must be positive")
     numeric.check(lambda x: 0.0 <= x < 1.0, momentum, "Momentum {} must be in the range [0,1)")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    may_be_zero = numeric.is_zero(eps) or callable(eps) or isinstance(eps, Tensor)
 
     def init(p: Tensor) -> MadgradSlots:
         return MadgradSlots(torch.zeros_like(p), torch.zeros_like(p), p.clone())
@@ -67,7 +68,8 @@ def scale_by_madgrad(
         lamb, a, eps = numbers
         v = slots.grad_sum_sq + lamb * (g * g)
         s = slots.s + lamb * g
-        root = v.masked_fill(v == 0, 1.0).pow(1 / 3) + eps  # where v is 0, s is
+        base = v.masked_fill(v == 0, 1.0) if may_be_zero else v  # where v is 0, s is
+        root = base.pow(1 / 3) + eps
         z = slots.x0 - s / root
         return a * (z - p), MadgradSlots(v, s, slots.x0)
 
