@@ -7,6 +7,7 @@ min(lr, 1/√t).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -92,11 +93,11 @@ def scale_by_adafactor(
         if R is not None and C is not None:
             R = R.lerp(mean(g * g, -1), a)
             C = C.lerp(mean(g * g, -2), a)
-            V = of_rank_one(R, C, least)
+            U = g * inverse_root(R, C, least).clamp(max=1 / least if least else math.inf)
         else:
             assert v is not None
-            V = v = v.lerp(g * g, a)
-        U = g * V.clamp(min=least * least).rsqrt()
+            v = v.lerp(g * g, a)
+            U = g * v.clamp(min=least * least).rsqrt()
         alpha = rms(p).clamp(min=min_scale) * rho / (rms(U) / threshold).clamp(min=1.0)
         return decay * p + U * alpha, AdafactorSlots(R, C, v)
 
@@ -111,10 +112,15 @@ def mean(x: Tensor, dim: int) -> Tensor:
     return sharding.complete(x.sum(dim, keepdim=True)) / max(x.shape[dim], 1)
 
 
-def of_rank_one(R: Tensor, C: Tensor, least: float) -> Tensor:
-    """The matrix with these means of rows and of columns. least: lower bound of their common
-    mean."""
-    return (R / mean(R, -2).clamp(min=least)) * C  # m divisions, not m · n
+def inverse_root(R: Tensor, C: Tensor, least: float = 0.0) -> Tensor:
+    """1 / √V of the matrix V with these means of rows and of columns.
+
+    It takes m + n roots, not m · n, and the product of two small means would be 0. Means of 0 count
+    as the smallest normal number. least: lower bound of the common mean.
+    """
+    tiny = torch.finfo(R.dtype).tiny
+    rows = R / mean(R, -2).clamp(min=max(least, tiny))
+    return rows.clamp(min=tiny).rsqrt() * C.clamp(min=tiny).rsqrt()
 
 
 def rms(x: Tensor) -> Tensor:

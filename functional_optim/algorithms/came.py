@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adafactor import mean, rms
+from functional_optim.algorithms.adafactor import inverse_root, mean, rms
 from functional_optim.algorithms.adam import check_each_beta
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
@@ -109,7 +109,7 @@ def scale_by_came(
             assert v is not None
             v = v.lerp(square, a2)
             U = g * v.rsqrt()
-        U = U / (rms(U) / threshold).clamp(min=1.0)
+        U = U * (rms(U) / threshold).clamp(min=1.0).reciprocal()
         m = m.lerp(U, a1)
         if S is None or D is None:
             return m, CameSlots(m, R, C, S, D, v)
@@ -121,17 +121,6 @@ def scale_by_came(
     hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
     storage = Storage(nonnegative=CameSlots._fields[1:])
     return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_came")
-
-
-def inverse_root(R: Tensor, C: Tensor) -> Tensor:
-    """1 / √V of the matrix V with these means of rows and of columns.
-
-    The two roots are separate: the product of two small means would be 0. Means of no elements are
-    0.
-    """
-    least = torch.finfo(R.dtype).tiny
-    rows = R.clamp(min=least) / mean(R, -2).clamp(min=least)
-    return rows.rsqrt() * C.clamp(min=least).rsqrt()
 
 
 @factory
