@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,9 @@ STORED = {
 
 VALUE = {**STORED, torch.bfloat16: "float", torch.float16: "float", torch.bool: "bool"}
 """That of a value: half types are floats that are rounded."""
+
+NUMBER = re.compile(r"\((float|double)\)-?0x[0-9a-f.p+-]+")
+"""A constant of floating point, as C++ has it; neither NaN nor infinite."""
 
 HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -80,6 +84,8 @@ class Cpp:
         plain = f"({x} {sign} {y} ? {x} : {y})"
         if not self.dtype.is_floating_point:
             return plain
+        if NUMBER.fullmatch(y):  # which is not NaN
+            return f"({y} {sign}= {x} ? {y} : {x})"
         return f"({x} != {x} ? {x} : {self.let(plain)})"  # two choices, or g++ writes no vectors
 
     def select(self, c: str, x: str, y: str) -> str:

@@ -102,21 +102,39 @@ class Function:
         return f"static APART void {name}({arguments})\n{{\n    {body}\n}}\n"
 
     def write(self, nests: Sequence[Nest]) -> None:
-        """Loops, one after the other; row by row in a pass over several axes."""
+        """Loops, one after the other; row by row in a pass over several axes.
+
+        Those over one number of each row, at the beginning and at the end of a pass, stand apart: a
+        loop over rows becomes vectors.
+        """
         for node in [x for nest in nests for x in nest.reduced]:
             if self.plan.ends(node) and not self.source.blocks:
                 self._begun(node)
-        lines: list[str] = []
+        if not self.by_rows:
+            self._write(nests)
+            return
+        inner = [i for i, x in enumerate(nests) if x.axes != (0,) or self.graph.block]
+        first, last = (inner[0], inner[-1] + 1) if inner else (len(nests), len(nests))
+        self.by_rows = False
+        self._write(nests[:first])
+        self.by_rows = True
+        if inner:
+            self._write_rows(nests[first:last])
+        self.by_rows = False
+        self._write(nests[last:])
+        self.by_rows = True
+
+    def _write(self, nests: Sequence[Nest]) -> None:
         for nest in nests:
             known = len(self.scalars)
-            own = self._loops(nest)
+            lines = self._loops(nest)
             if not self.chunked:  # what follows from loops before these stands between both
-                lines += self.scalars[known:]
+                self.lines += self.scalars[known:]
                 del self.scalars[known:]
-            lines += own
-        if not self.by_rows:
             self.lines += lines
-            return
+
+    def _write_rows(self, nests: Sequence[Nest]) -> None:
+        lines = [line for nest in nests for line in self._loops(nest)]
         body = _deeper([*self.row[0], *lines, *self.row[1]])
         if self.graph.block:
             body = self._for_whole_blocks(body)

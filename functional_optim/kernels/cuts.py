@@ -217,16 +217,17 @@ class Plan:
         return cost, met
 
     def _store_last(self) -> None:
-        """Write all inputs behind everything else: those of all axes, then those of fewer, then
-        those without the first axis."""
+        """Write all inputs in the last pass, behind what they need: those of all axes, then those
+        of fewer, then those without the first axis."""
         inputs, stores = self.graph.inputs, self.graph.stores
         inside = [(i, x) for i, x in stores if 0 in inputs[i].axes]
         known = [self.known[x] for _, x in inside] + [x.time for x in self.nests if x.time.chunked]
         phase = max([time.phase for time in known], default=0)
         step = max([x.step for x in known if x.chunked and x.phase == phase], default=0)
+        whole = self._step_of_whole(phase)
         for i, value in inside:
-            later = inputs[i].axes != self.every
-            nest = self._nest(Time(phase, True, step + later), inputs[i].axes)
+            at = whole if inputs[i].axes == self.every else step + 1
+            nest = self._nest(Time(phase, True, at), inputs[i].axes)
             nest.stores.append((i, value))
         known = [self.known[x] for _, x in stores] + [x.time for x in self.nests]
         phase = max([x.phase + x.chunked for x in known], default=0)
@@ -235,6 +236,16 @@ class Plan:
             if 0 not in inputs[i].axes:
                 nest = self._nest(Time(phase, False, step + 1), inputs[i].axes)
                 nest.stores.append((i, value))
+
+    def _step_of_whole(self, phase: int) -> int:
+        """The step of a pass in which all inputs of all axes can be written: their new values are
+        known, and loops of later steps read no old ones."""
+        inputs = self.graph.inputs
+        stores = [(i, x) for i, x in self.graph.stores if inputs[i].axes == self.every]
+        targets = {inputs[i] for i, _ in stores}
+        readers = [x.time for x in self.nests if targets & {*self.needed(x)}]
+        times = [*[self.known[x] for _, x in stores], *readers]
+        return max([x.step for x in times if x[:2] == (phase, True)], default=0)
 
     def _store_sooner(self) -> None:
         """Write inputs where their new value is computed anyway, if nobody reads the old one
@@ -268,9 +279,11 @@ class Plan:
 
     def _locals(self) -> set[Node]:
         """The kept values that are read only in the row that makes them."""
-        found = {x for x in self.kept if 0 in x.axes and self.when[x].chunked and not self.ends(x)}
         if len(self.every) == 1:
             return set()
+        found = {x for x in self.kept if 0 in x.axes and self.when[x].chunked and not self.ends(x)}
+        if not self.graph.block:  # one number of each row goes from one loop over rows to another
+            found = {x for x in found if x.axes != (0,)}
         for nest in self.nests:
             for node in self.needed(nest):
                 if node in found and nest.time[:2] != self.when[node][:2]:

@@ -87,6 +87,27 @@ def sides(lr: Any) -> Any:
     return fo.leafwise(init, update, lambda t, *, lr: (1 / t, lr), hyper={"lr": lr}, name="sides")
 
 
+class Late(NamedTuple):
+    average: Tensor
+    rows: Tensor
+
+
+def late(lr: Any) -> Any:
+    """A rule that reads a slot in its second sums of rows, when the new slot is already known."""
+
+    def init(p: Tensor) -> Late:
+        return Late(torch.zeros_like(p), p.new_zeros((*p.shape[:-1], 1)[: p.dim()]))
+
+    def update(u: Tensor, slots: Late, p: Tensor, lr: Any) -> tuple[Tensor, Late]:
+        if u.dim() == 0 or u.numel() == 0:
+            return u, slots
+        size = 1 + u.square().mean(-1, keepdim=True)
+        rows = (slots.average / size).square().mean(-1, keepdim=True)
+        return -lr * u, Late(slots.average + u, rows)
+
+    return fo.leafwise(init, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="late")
+
+
 def cumulated(lr: Any) -> Any:
     """A rule without a kernel, between others."""
     rule = fo.leafwise(None, lambda u, slots, p: (u.cumsum(0) if u.dim() else u, slots), name="sum")
@@ -150,6 +171,7 @@ MATRICES: dict[str, Any] = {"takes": broad, "real": True, "large": False}
 SOAP = {**MATRICES, "takes": square, "rounding": 1e-9}
 RECIPES = {
     "sides": Row(sides, real=True),
+    "late": Row(late, real=True),
     "shapes": Row(shapes, **MATRICES),
     "refreshing": Row(refreshing, **MATRICES),
     "measured": Row(lambda lr: fo.chain(fo.trace(0.9), unit_rms(lr), fo.scale_by_lr(1.0))),

@@ -114,6 +114,27 @@ MUTANTS = [
         (f"{WAYS} -k 'sides or adafactor'",),
     ),
     Mutant(
+        "a slot is written before a second sum of rows reads its old value",
+        f"{KERNELS}/cuts.py",
+        "readers = [x.time for x in self.nests if targets & {*self.needed(x)}]",
+        "readers = []",
+        (f"{WAYS} -k late",),
+    ),
+    Mutant(
+        "what follows from sums of rows is left out",
+        f"{KERNELS}/cpp_loops.py",
+        "self._write(nests[last:])",
+        "self._write(nests[last:last])",
+        (f"{WAYS} -k 'sides or adafactor'",),
+    ),
+    Mutant(
+        "the larger one of NaN and a number is the number",
+        f"{KERNELS}/cpp.py",
+        'return f"({y} {sign}= {x} ? {y} : {x})"',
+        "return plain",
+        (f"{BITS} -k every_operation",),
+    ),
+    Mutant(
         "the last chunk of a tensor is left out",
         f"{KERNELS}/launches.py",
         "chunks = -(-first // max(rows, 1))",
