@@ -18,24 +18,25 @@ ADAMW = 7
 """The words of AdamW."""
 
 AGAIN = {
-    "adafactor": (2, "the gradient for the update's RMS, the parameter for its own"),
+    "adafactor": (3, "the gradient for its means and the update's RMS, the parameter for its own"),
     "adam_mini": (1, "the gradient for its blocks' means"),
-    "dadapt_adam": (2, "the gradient and s for the estimate"),
-    "dog": (2, "the gradient for its norm, the parameter for the distance"),
-    "dowg": (2, "the gradient for its norm, the parameter for the distance"),
+    "came": (3, "the gradient for its means and the update's RMS, the momentum for its own"),
+    "dadapt_adam": (3, "the gradient, s and the second moment for the estimate"),
+    "dog": (1, "the gradient and the parameter for norms; the first parameter is not written"),
+    "dowg": (1, "as for `dog`"),
     "fromage": (2, "the gradient and the parameter for their norms"),
-    "lamb": (3, "the gradient for its norm, the parameter and the direction for theirs"),
+    "lamb": (4, "the gradient for its norm, the parameter and the moments for others"),
     "lars": (2, "the gradient and the parameter for their norms"),
     "mars": (2, "the gradient and the last one for the corrected one's norm"),
-    "momo": (2, "the gradient and the parameter for inner products"),
-    "momo_adam": (3, "the gradient, the parameter and a moment for inner products"),
+    "momo": (3, "the gradient, the parameter and the momentum for inner products"),
+    "momo_adam": (4, "the gradient, the parameter and both moments for inner products"),
     "novograd": (1, "the gradient for its norm"),
+    "polyak_sgd": (1, "the gradient for its norm"),
     "prodigy": (2, "the gradient and the parameter for inner products"),
-    "sm3": (1, "the gradient for rows' and columns' maxima"),
-    "came": (3, "the gradient for its means and the update's RMS, the momentum for its own"),
     "stable_adamw": (2, "the gradient and the second moment for the RMS"),
 }
-"""How many words are read twice for a sum, and which."""
+"""How many words are read twice for a sum, and which. Sums of rows are none of them: a row stays in
+the cache."""
 
 
 def words(name: str) -> int:
