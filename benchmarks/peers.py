@@ -63,10 +63,15 @@ def heavyball_matrix(name: str, params: list[Tensor]) -> Step:
     return getattr(library, name)(params, consume_grad=False).step
 
 
+SAME = {"ScalableShampoo": {"preconditioning_compute_steps": 1, "start_preconditioning_step": 1}}
+"""Options with which optimizers do the work of ours: roots in each step, not in every 1000th."""
+
+
 def pytorch_optimizer(name: str, params: list[Tensor]) -> Step:
-    """One of pytorch_optimizer's, as it comes. Muon and its like ask which parameters they get."""
+    """One of pytorch_optimizer's. Muon and its like ask which parameters they get."""
     given: Any = [{"params": params, "use_muon": True}] if name.endswith("Muon") else params
-    return getattr(importlib.import_module("pytorch_optimizer"), name)(given).step
+    options = SAME.get(name, {})
+    return getattr(importlib.import_module("pytorch_optimizer"), name)(given, **options).step
 
 
 def eight_bit(library: str, params: list[Tensor]) -> Step:
