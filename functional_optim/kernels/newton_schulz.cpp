@@ -19,7 +19,7 @@ constexpr int LANES = 8, ROWS = 4;
 constexpr int LANES = 4, ROWS = 4;
 #endif
 constexpr int PANEL = 2 * LANES; /* columns that are computed together */
-constexpr int64_t DEEP = 256;   /* units of a sum whose operands a core's cache holds */
+constexpr int64_t DEEP = 256;    /* units of a sum whose operands a core's cache holds */
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 typedef uint16_t H __attribute__((vector_size(2 * LANES)));
@@ -355,7 +355,7 @@ template <class K> static void all(const Call& c)
     const int64_t used = whole < c.threads ? whole : c.threads, spaces = used > rest ? used : rest;
     char* all = (char*)malloc(64 + spaces * Space<K>::bytes(c) + c.threads * Crew<K>::bytes(c));
     char* memory = all + (64 - (uintptr_t)all % 64);
-    share(c.team, c.threads, whole, 1, 2 * c.threads, [&](int64_t i, int64_t thread) {
+    if (whole) share(c.team, used, whole, 1, 2 * used, [&](int64_t i, int64_t thread) {
         Crew<K>{c, memory, spaces, i, 1, thread}.iterate();
     });
     if (rest) Crew<K>{c, memory, spaces, whole, rest, -1}.iterate();
