@@ -73,7 +73,7 @@ template <class K> struct Matrix {
 };
 
 /* y[j][i] = x[i][j] for a square of LANES elements. */
-template <class T> INLINE void transpose(T* y, int64_t to, const T* x, int64_t from)
+template <class T> static APART void transpose(T* y, int64_t to, const T* x, int64_t from)
 {
     for (int i = 0; i < LANES; ++i)
         for (int j = 0; j < LANES; ++j) y[j * to + i] = x[i * from + j];
@@ -285,10 +285,20 @@ template <class K> struct Crew {
     /* f(space, j, units, sums) for each matrix and each j < tasks. */
     template <class F> void each(int64_t tasks, const F& f) const
     {
+        const auto called = [](const void* f, const Space<K>& s, int64_t j, Unit* b, float* sums) {
+            (*(const F*)f)(s, j, b, sums);
+        };
+        run(tasks, called, &f);
+    }
+
+    typedef void (*Task)(const void*, const Space<K>&, int64_t, Unit*, float*);
+
+    APART void run(int64_t tasks, Task task, const void* f) const
+    {
         const auto one = [&](int64_t i, int64_t at, int64_t j, int64_t t) {
             const Space<K> s(c, memory + at * Space<K>::bytes(c), i);
             Unit* own = (Unit*)(memory + spaces * Space<K>::bytes(c) + t * bytes(c));
-            f(s, j, own, (float*)(own + PANEL * deep(c)));
+            task(f, s, j, own, (float*)(own + PANEL * deep(c)));
         };
         if (thread >= 0)
             for (int64_t j = 0; j < tasks; ++j) one(first, thread, j, thread);
