@@ -12,6 +12,7 @@ from compilers import forget
 
 import functional_optim as fo
 from functional_optim import warmup
+from functional_optim.kernels import newton_schulz
 
 LATER = """
 import sys, torch
@@ -50,6 +51,25 @@ def test_an_optimizer_in_a_later_process_finds_its_kernel(folder):
     torch.optim.AdamW([w], lr=0.5, weight_decay=0.3).step()
     assert float(weight) == pytest.approx(w[0].item(), rel=1e-6)
     assert imported == "[]\n"
+
+
+MUON = """
+import torch
+from functional_optim import adapters
+ws = [torch.nn.Parameter(torch.ones(60, 50)), torch.nn.Parameter(torch.ones(40, 900))]
+for w in ws:
+    w.grad = torch.randn(w.shape)
+adapters.Muon(ws, compile="strict").step()
+"""
+
+
+@pytest.mark.skipif(not newton_schulz.serves(), reason="ATen multiplies on this processor")
+def test_libraries_of_large_matrices_are_warmed(tmp_path):
+    here = {"FUNCTIONAL_OPTIM_CACHE": str(tmp_path / "kernels")}
+    done = python("-m", "functional_optim.warmup", "muon", **here)
+    assert done.returncode == 0, done.stderr
+    done = python("-W", "error", "-c", MUON, **here, PATH="/nowhere")
+    assert done.returncode == 0, done.stderr
 
 
 def test_where_nothing_can_be_kept_it_says_so_and_fails(monkeypatch, capsys):

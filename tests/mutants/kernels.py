@@ -33,6 +33,13 @@ MUTANTS = [
         "self.codec.encode(x, key)",
         ("tests/combinators/test_stored.py -k of_the_last_block",),
     ),
+    Mutant(
+        "warmed recipes lack the libraries of larger matrices",
+        "functional_optim/warmup.py",
+        "    if any(x.rule.runs.batched for x in step.tx.placements):\n",
+        "    if False:\n",
+        ("tests/engine/test_warmup.py -k large",),
+    ),
     # ------------------------------------------------------------ what a rule is known by
     Mutant(
         "methods of two objects are one rule",
