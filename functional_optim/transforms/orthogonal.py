@@ -73,7 +73,8 @@ def orthogonalize(
     check_scale("orthogonalize", scale)
 
     def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
-        return shape_factor(scale, *G.shape[-2:]) * polar(G), slots
+        factor, U = shape_factor(scale, *G.shape[-2:]), polar(G)
+        return U if factor == 1.0 else factor * U, slots
 
     return matrix_rule("orthogonalize", lambda p: base.EmptyState(), update)
 
