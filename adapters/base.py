@@ -20,7 +20,7 @@ from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
-from functional_optim.adapters.stepping.leaves import Made, discard
+from functional_optim.adapters.stepping.leaves import NewEntries, discard
 from functional_optim.adapters.stepping.loss import left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.traced import step_traced
@@ -182,7 +182,7 @@ class OptimizerBase(torch.optim.Optimizer):
             mine["_plan"] = plan
             step_traced(self, loss, replace=False)
             return
-        made: Made = []
+        made: NewEntries = []
         try:
             if plan is None or grads is None or plan.driven or torch.cuda.is_initialized():
                 check_capture(self, None if grads is None else plan)

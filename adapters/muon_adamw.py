@@ -14,7 +14,7 @@ from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.summary import text_of_groups
 from functional_optim.combinators.as_matrix import views_of
 from functional_optim.combinators.hidden_matrices import HiddenMatrices
-from functional_optim.core.paths import partial
+from functional_optim.core.paths import subtree
 from functional_optim.tuning.summary import folded, summary
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class MuonAdamW(Optimizer):
         for group in self.param_groups:
             params = named(group)  # several may have the same name
             tx = self.transform(group)
-            with partial():
+            with subtree():
                 rows = [row for path, p in params for row in summary(tx, {path: p}).rows]
             lines.append(self._head(group))
             for row in folded(rows):

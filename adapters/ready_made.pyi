@@ -152,7 +152,7 @@ class AdamMini(ReadyMade):
         betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-08,
         weight_decay: numeric.Hyper = 0.0,
-        blocks: Mapping[str, Literal["row", "tensor", "entry"] | int] | None = None,
+        blocks: Mapping[str, Literal["row", "tensor", "element"] | int] | None = None,
         *,
         maximize: bool = False,
         compile: Compile = True,

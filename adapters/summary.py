@@ -9,7 +9,7 @@ from functional_optim import numeric
 from functional_optim.adapters.state.names import named
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.paths import partial
+from functional_optim.core.paths import subtree
 from functional_optim.tuning.summary import summary_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def text_of_groups(optimizer: OptimizerBase) -> str:
     """Tables of the memory of a step of this optimizer; or the error that it would raise."""
     try:
-        with partial():  # of a parameter only
+        with subtree():  # of a parameter only
             return str(summary_of(_parts(optimizer)))
     except (TypeError, ValueError) as error:
         return f"no summary: {error}"

@@ -85,14 +85,12 @@ def line(result: Result) -> str:
 
 
 def summary(results: list[Result]) -> str:
-    """How many bars are met, in a sentence."""
+    """How many targets are met, in a sentence."""
     judged = [met[-1] for met in [result.met() for result in results] if met]
     if not judged:
-        return "No row with a bar was measured."
+        return "No row with a target was measured."
     missing = [r.row.name for r in results if r.met() and not r.met()[-1]]
-    text = (
-        f"{sum(judged)} of {len(judged)} measured rows with a bar meet it (the last, if it has two)"
-    )
+    text = f"{sum(judged)} of {len(judged)} rows meet their target (the last, if they have two)"
     return f"{text}; missed: {', '.join(missing)}." if missing else f"{text}."
 
 

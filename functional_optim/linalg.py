@@ -152,6 +152,7 @@ def newton_schulz(
         >>> bool((torch.linalg.svdvals(X.float()) > 0.6).all())
         True
     """
+    _check_matrix("newton_schulz", G)
     return orthogonalized(G, polynomials(coefficients), steps, eps, dtype).to(dtype)
 
 
@@ -384,6 +385,7 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> values, bool(finite)
         (tensor([1., 3.]), True)
     """
+    _check_matrix("eigh", A)
     finite = A.isfinite().flatten(-2).all(-1)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     safe = torch.where(finite[..., None, None], A, identity)
@@ -395,6 +397,13 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _told: set[str] = set()
+
+
+def _check_matrix(name: str, x: Any) -> None:
+    """Raise TypeError for anything but a matrix or a batch of matrices."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        what = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+        raise TypeError(f"{name} takes a matrix, or a batch of matrices, but got {what}.")
 
 
 def tell_not_finite(name: str, finite: Tensor) -> None:

@@ -23,7 +23,7 @@ from functional_optim.core import base, sharding
 from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
 from functional_optim.core.first_slots import slots_like
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.paths import partial
+from functional_optim.core.paths import subtree
 from functional_optim.core.storage import at_home
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def _check_whole(
     if not kept or not optimizer.keeps_trees:
         return []
     values = dict(named(group)) if group.get("param_names") else list(group["params"])
-    with partial():
+    with subtree():
         new = base.unrecorded(tx.init, tree.map(torch.Tensor.detach, values))
     like = dict(tree.items(new))
     where = f"parameter {place(group, k, 0)}, with which the state of its group is kept,"

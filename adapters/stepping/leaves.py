@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
 
 
-Made = list[tuple[Tensor, str]]
+NewEntries = list[tuple[Tensor, str]]
 """New entries of the state, by parameter and key, that a step has not written to yet."""
 
 
@@ -36,7 +36,7 @@ def fill_state(
     name: str,
     p: Tensor,
     tx: Leafwise,
-    made: Made,
+    made: NewEntries,
     *,
     recorded: bool = False,
     device: torch.device | None = None,
@@ -137,7 +137,7 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
                 base.check_slot(name, key, slot, p, away=rule.storage.home is not None)
 
 
-def discard(optimizer: OptimizerBase, made: Made) -> None:
+def discard(optimizer: OptimizerBase, made: NewEntries) -> None:
     """Remove new entries from the state, after a failed step.
 
     An algorithm that counts no steps would treat a parameter with a state as one that has stepped.
@@ -195,7 +195,7 @@ def checked_leaves(
     k: int,
     tx: Leafwise,
     turns: Turns,
-    made: Made,
+    made: NewEntries,
     names: Names,
     *,
     recorded: bool = False,

@@ -27,8 +27,8 @@ from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.storage import storage_of
 from functional_optim.adapters.stepping.columns import EXACT, Column, Integers, Readings
 from functional_optim.adapters.stepping.leaves import (
-    Made,
     Names,
+    NewEntries,
     checked_leaves,
     live_params,
     own_numbers,
@@ -183,7 +183,7 @@ class OptimizerPlan(StepPlan):
 
     entries: list[ParamEntry]
 
-    def __init__(self, optimizer: OptimizerBase, made: Made, *, first: bool) -> None:
+    def __init__(self, optimizer: OptimizerBase, made: NewEntries, *, first: bool) -> None:
         groups = optimizer.param_groups
         recipe = getattr(optimizer, "recipe", None)
         recipe = getattr(recipe, "__func__", recipe)  # a method would reference the optimizer
@@ -337,7 +337,7 @@ class OptimizerPlan(StepPlan):
         optimizer: OptimizerBase,
         grads: list[Tensor],
         loss: Any,
-        made: Made,
+        made: NewEntries,
         skip: Tensor | None = None,
     ) -> None:
         """Step all tensors, or none, and store this plan for the next step.

@@ -9,8 +9,8 @@ import torch
 
 from functional_optim import numeric
 from functional_optim.adapters.stepping.leaves import (
-    Made,
     Names,
+    NewEntries,
     Row,
     checked_leaves,
     discard,
@@ -38,7 +38,7 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
     The plan has an entry for each parameter, with its `step` tensor as the time: in a graph, values
     of tensors cannot be compared. It is rebuilt in each step.
     """
-    made: Made = []
+    made: NewEntries = []
     try:
         _step(optimizer, loss, replace, made)
     except BaseException:
@@ -84,7 +84,7 @@ class TracedEntry(PlanEntry):
                 self.state.update(zip(keys, values, strict=True))
 
 
-def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> None:
+def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: NewEntries) -> None:
     chains: list[tuple[int, Leafwise]] = []
     for k, group in enumerate(optimizer.param_groups):
         tx = optimizer.checked_transform(group, in_step=True)

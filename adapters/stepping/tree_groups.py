@@ -18,7 +18,7 @@ from functional_optim.adapters.state.names import names_of
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.memory import Written
 from functional_optim.core.numbers import Numbers
-from functional_optim.core.paths import partial
+from functional_optim.core.paths import subtree
 from functional_optim.core.scalars import Key
 from functional_optim.core.state_keys import indices_by_name
 from functional_optim.core.totals import Missing, ReductionOrder, Totals
@@ -40,7 +40,7 @@ class TreeGroup:
         self.tx = tx
         self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
         self.names: list[str] | None = names_of(optimizer.param_groups[group])
-        with partial():
+        with subtree():
             self.fresh = tx.init(self._tree(self.params))
 
     def counts(self) -> tuple[int, ...]:

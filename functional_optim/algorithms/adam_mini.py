@@ -20,6 +20,7 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import fits
+from functional_optim.kernels.callers import warn
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.rules import SQUARES
 
@@ -120,7 +121,7 @@ def adam_mini(
     betas: Betas = (0.9, 0.999),
     eps: numeric.Hyper = 1e-8,
     weight_decay: numeric.Hyper = 0.0,
-    blocks: Mapping[str, Literal["row", "tensor", "entry"] | int] | None = None,
+    blocks: Mapping[str, Literal["row", "tensor", "element"] | int] | None = None,
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
@@ -132,7 +133,7 @@ def adam_mini(
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
         blocks: the blocks that share a second moment, by patterns of paths; the first matching
-            pattern counts: "row", "tensor", "entry" (which is Adam), or the number of equal
+            pattern counts: "row", "tensor", "element" (which is Adam), or the number of equal
             parts. **Pass the number of heads for projections of queries and keys**, e.g.
             `{"*.q_proj.weight": 32, "*.k_proj.weight": 8}`. Default: rows for matrices and kernels;
             vectors and scalars are one block, or elements if their name ends in "bias".
@@ -161,7 +162,11 @@ def adam_mini(
             "adam_mini takes as blocks a dict from patterns of paths to blocks, such as "
             f"{{'*.query.weight': 8}}, but got {blocks!r}."
         )
-    given = dict(blocks or {})
+    given: dict[str, Any] = dict(blocks or {})
+    for pattern, block in given.items():
+        if block == "entry":
+            warn("adam_mini: the block 'entry' is now called 'element'.", DeprecationWarning)
+            given[pattern] = "element"
 
     def label(path: str, p: Tensor) -> str:
         for pattern, block in given.items():
@@ -169,12 +174,12 @@ def adam_mini(
                 return str(block)
         if p.dim() > 1:
             return "row"
-        return "entry" if path.endswith("bias") else "tensor"
+        return "element" if path.endswith("bias") else "tensor"
 
-    parts: dict[str, GradientTransformation] = {"entry": scale_by_adam(betas, eps)}
+    parts: dict[str, GradientTransformation] = {"element": scale_by_adam(betas, eps)}
     others: list[Any] = ["row", "tensor", *given.values()]
     for block in others:
-        if block != "entry":
+        if block != "element":
             parts[str(block)] = scale_by_adam_mini(betas, eps, block)
     adapt: Any = partition(parts, label)
     return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

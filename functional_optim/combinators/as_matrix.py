@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence as Chained
-from functional_optim.core.chain import chain
+from functional_optim.core.chain import MixedChain, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import Answers, Choice, fits
@@ -271,6 +270,6 @@ def each_placement(tx: Any, change: Callable[[Placement], Sequence[Placement]]) 
     stay unchanged."""
     if isinstance(tx, Leafwise):
         return Leafwise(tuple([new for x in tx.placements for new in change(x)]))
-    if isinstance(tx, Chained):
+    if isinstance(tx, MixedChain):
         return chain(*[each_placement(part, change) for part in tx.parts])
     return tx

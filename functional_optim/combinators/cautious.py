@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence, Wrapped
+from functional_optim.core.chain import MixedChain, Wrapped
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import as_real, as_update, compute_dtype
@@ -76,7 +76,7 @@ def agreeing(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor
 
 
 def _runs(tx: base.GradientTransformation) -> list[Leafwise]:
-    parts = tx.parts if isinstance(tx, Sequence) else (tx,)
+    parts = tx.parts if isinstance(tx, MixedChain) else (tx,)
     return [part for part in parts if isinstance(part, Leafwise)]
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence, Wrapped, freezing_rules
+from functional_optim.core.calls import check_step_function
+from functional_optim.core.chain import MixedChain, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs, either, squares
+from functional_optim.core.rule import Runs, select, squares
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.totals import given_totals
 
@@ -127,6 +128,7 @@ def _by_condition(
             f"{name} takes a function of the step count, but got a {type(should).__name__}; pass "
             "e.g. lambda step: step >= 100."
         )
+    check_step_function(name, "condition", should)
 
     def scalars(t, carry):
         opened = numeric.float64(should(t - 1))
@@ -334,7 +336,9 @@ def accumulate(
             "accumulate averages gradients, but a method for residuals reads none; pass the "
             "residuals of all micro-batches at once, e.g. stack_residuals(first, second)."
         )
-    if not (callable(every) or isinstance(every, Tensor)):
+    if callable(every):
+        check_step_function("accumulate", "every", every)
+    elif not isinstance(every, Tensor):
         numeric.check_count("accumulate", 1, every=every)
 
     def init(p: Tensor) -> AccumulateSlots:
@@ -355,16 +359,16 @@ def accumulate(
         full, counted, first, share = numbers
         old = slots.acc_grads
         more = old + share * (u - old) if mean else old + u
-        acc = either(counted, either(first, u, more), old)
+        acc = select(counted, select(first, u, more), old)
         nothing = torch.zeros_like(acc)
-        return either(full, acc, 0.0), AccumulateSlots(either(full, nothing, acc))
+        return select(full, acc, 0.0), AccumulateSlots(select(full, nothing, acc))
 
     def absent(slots: AccumulateSlots, *numbers: Any) -> AccumulateSlots:
         full, counted, first, share = numbers
         old = slots.acc_grads
         nothing = torch.zeros_like(old)
-        less = either(first, nothing, old - share * old if mean else old)
-        return AccumulateSlots(either(full, nothing, either(counted, less, old)))
+        less = select(first, nothing, old - share * old if mean else old)
+        return AccumulateSlots(select(full, nothing, select(counted, less, old)))
 
     collector = leafwise(
         init,
@@ -389,11 +393,11 @@ def _gated(
 
 
 def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
-    return either(opened, u, 0.0), slots
+    return select(opened, u, 0.0), slots
 
 
 def _unscaled(u: Tensor, slots: Any, p: Tensor, opened: Any, factor: Any) -> tuple[Tensor, Any]:
-    return either(opened, u * factor, 0.0), slots
+    return select(opened, u * factor, 0.0), slots
 
 
 def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
@@ -409,7 +413,7 @@ def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:
     """A transformation behind a gate."""
     base.check_transformation(gate.placements[0].name, tx, "adam(lr=1e-3)")
     if isinstance(tx, Leafwise):
-        behind = [placement.behind(i) for i, placement in enumerate(tx.placements, 1)]
+        behind = [placement.gated_by(i) for i, placement in enumerate(tx.placements, 1)]
         return Leafwise((*gate.placements, *behind))
     return _whole(gate, tx)
 
@@ -450,4 +454,4 @@ def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTran
         updates = tree.map(lambda u, v: None if v is None else kept(v, u), updates, moved)
         return updates, WholeState(gated, tree.map(kept, inner, state.inner))
 
-    return Wrapped(init, update, Sequence((gate, tx)))
+    return Wrapped(init, update, MixedChain((gate, tx)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence, chain, on_some
+from functional_optim.core.chain import MixedChain, chain, on_some
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.lift import frozen
@@ -61,6 +61,8 @@ def partition(
             f"partition takes a dict from labels to transformations, but got a "
             f"{type(transforms).__name__}."
         )
+    for label, tx in transforms.items():
+        base.check_transformation(f"partition for the label {label!r}", tx, "adam(lr=1e-3)")
     answers = labelled_by(labels, transforms)
     return chain(*[_only(Choice(answers, label), tx) for label, tx in transforms.items()])
 
@@ -94,6 +96,7 @@ def masked(tx: base.GradientTransformation, mask: Mask) -> base.GradientTransfor
         raise TypeError(
             "masked takes the transformation first and the mask second: masked(adam(1e-3), '*.w')."
         )
+    base.check_transformation("masked", tx, "masked(adam(lr=1e-3), '*.w')")
     return _only(masked_by(mask), tx)
 
 
@@ -159,10 +162,6 @@ def _only(choice: Choice, tx: Any) -> base.GradientTransformation:
     """A transformation of the chosen leaves."""
     if isinstance(tx, Leafwise):
         return Leafwise(tuple([placement.on(choice) for placement in tx.placements]))
-    if isinstance(tx, Sequence):
+    if isinstance(tx, MixedChain):
         return chain(*[_only(choice, part) for part in tx.parts])
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"a {type(tx).__name__} is not a transformation; call the factory, e.g. adam(lr=1e-3)."
-        )
     return on_some(lambda path, p: chosen((choice,), path, p), tx, choices=(choice,))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence, Wrapped, chain
+from functional_optim.core.chain import MixedChain, Wrapped, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.ravel import Ravel
-from functional_optim.core.rule import Runs, either
+from functional_optim.core.rule import Runs, select
 from functional_optim.core.storage import Storage, wide_dtype
 
 
@@ -70,7 +70,7 @@ def lookahead(
     ) -> tuple[Tensor, LookaheadSlots]:
         slow = slots.slow_params
         there = slow + a * (p + u - slow)
-        return either(sync, there - p, u), LookaheadSlots(either(sync, there, slow))
+        return select(sync, there - p, u), LookaheadSlots(select(sync, there, slow))
 
     hyper = {"slow_step_size": slow_step_size}
     runs, storage = Runs(shared=True), Storage(weights=("slow_params",))
@@ -165,7 +165,7 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
         >>> dist.destroy_process_group()
     """
     base.check_transformation("sharded_over", tx, "sharded_over(chain(clip_by_global_norm(1.0)))")
-    if isinstance(tx, Sequence):
+    if isinstance(tx, MixedChain):
         return chain(*[sharded_over(part, group) for part in tx.parts])
     if not isinstance(tx, Leafwise):
         raise TypeError(
@@ -234,19 +234,27 @@ def with_schedule(
 
         return {name: value(x) for name, x in hyperparameters.items() if name not in fixed}
 
+    def made(now: dict[str, Any]) -> base.GradientTransformation:
+        tx = recipe(**fixed, **now)
+        if not isinstance(tx, base.GradientTransformation):
+            raise TypeError(
+                f"the recipe of with_schedule returned a {type(tx).__name__}; it must return a "
+                "transformation, such as fo.adamw(lr)."
+            )
+        return tx
+
     def init(params: Any) -> WithScheduleState:
         leaves = tree.leaves(params)
         now = values(1.0, base.default_device(leaves))
         step = base.first_step(leaves)
-        return WithScheduleState(step, now, recipe(**fixed, **now).init(params))
+        return WithScheduleState(step, now, made(now).init(params))
 
     def update(
         grads: Any, state: WithScheduleState, params: Any = None, **extra: Any
     ) -> tuple[Any, WithScheduleState]:
         t = (state.step + 1).to(torch.float64)
         now = values(t, state.step.device)
-        tx = recipe(**fixed, **now)
-        updates, inner = tx.update(grads, state.inner, params, **extra)
+        updates, inner = made(now).update(grads, state.inner, params, **extra)
         return updates, WithScheduleState(state.step + 1, now, inner)
 
     first = recipe(**fixed, **values(1.0, torch.device("cpu")))

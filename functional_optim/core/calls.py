@@ -49,10 +49,10 @@ def _object_of(make: Callable[..., Any]) -> str:
     )
 
 
-def takes(fn: Callable[..., Any], *args: Any) -> bool:
+def takes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Can a function be called with these arguments? True for a builtin without a signature."""
     try:
-        inspect.signature(fn).bind(*args)
+        inspect.signature(fn).bind(*args, **kwargs)
     except TypeError:
         return False
     except ValueError:
@@ -89,6 +89,8 @@ def check_numbers(
         if kind not in NUMBERS or other or (x is None and "None" in annotations[name]):
             continue
         function = callable(x) and not isinstance(x, NO_NUMBER)
+        if function and kind == "Hyper":
+            check_step_function(make.__name__, name, x)
         scheduler = isinstance(x, torch.optim.lr_scheduler.LRScheduler)
         if isinstance(x, NO_NUMBER) or scheduler or (function and kind != "Hyper"):
             shown = repr(x) if x is None or isinstance(x, (str, bytes)) else f"a {type(x).__name__}"
@@ -96,6 +98,15 @@ def check_numbers(
             raise TypeError(
                 f"{make.__name__} takes {NUMBERS[kind]} as {name}, but got {shown}{advice}."
             )
+
+
+def check_step_function(who: str, name: str, schedule: Callable[..., Any]) -> None:
+    """Raise TypeError for a function that is not one of the step count."""
+    if not torch.compiler.is_compiling() and not takes(schedule, 0):
+        raise TypeError(
+            f"{who} takes a schedule as {name}, a function of the number of finished steps, but "
+            "the function that it got does not take one argument; pass e.g. lambda count: 0.1."
+        )
 
 
 def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:

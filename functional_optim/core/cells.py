@@ -36,7 +36,7 @@ SMALLEST = 27 << 23
 """The smallest scale of a block, 2⁻¹⁰⁰: below, quotients would underflow."""
 
 
-class Cells(Protocol):
+class BlockFormat(Protocol):
     """The encoding of the elements of a block. All tensors may have more leading dimensions."""
 
     @property
@@ -339,7 +339,7 @@ class Compensated(NamedTuple):
         return stored[0].to(torch.float32) + stored[1].to(torch.float32)
 
 
-CELLS: dict[str, Cells] = {
+CELLS: dict[str, BlockFormat] = {
     cells.fields[0]: cells
     for cells in (
         Companded(8, True, 4),

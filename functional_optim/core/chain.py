@@ -12,7 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import freezes
-from functional_optim.core.paths import Choice, check_choices, chosen, partial
+from functional_optim.core.paths import Choice, check_choices, chosen, subtree
 from functional_optim.core.rule import Placement
 from functional_optim.core.state_keys import check_rates
 from functional_optim.core.totals import given_totals
@@ -63,7 +63,7 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
     if len(parts) == 1:
         return parts[0]
     freezing = freezing_rules(*parts)
-    return Sequence(tuple([_without(freezing, part) for part in parts] if freezing else parts))
+    return MixedChain(tuple([_without(freezing, part) for part in parts] if freezing else parts))
 
 
 def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
@@ -95,7 +95,7 @@ def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.Gradien
         >>> sorted(tx.init(torch.ones(2)).slots)
         ['fast.momentum_buffer', 'slow.momentum_buffer']
     """
-    if not all(type(x) is tuple and len(x) == 2 for x in named):
+    if not all(type(x) is tuple and len(x) == 2 and isinstance(x[0], str) for x in named):
         raise TypeError(
             'named_chain takes pairs of a name and a transformation: named_chain(("first", trace('
             '0.5)), ("second", trace(0.9))); of a dict d pass *d.items().'
@@ -106,12 +106,12 @@ def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.Gradien
     return chain(*[_rename(name, tx) for name, tx in named])
 
 
-class Sequence(base.GradientTransformation):
+class MixedChain(base.GradientTransformation):
     """A chain whose parts cannot all be fused. parts: the transformations, in order."""
 
     parts: tuple[base.GradientTransformation, ...]
 
-    def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> Sequence:
+    def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> MixedChain:
         for part in parts[:-1]:
             if any(x.rule.storage.weight_codec is not None for x in _rules_of(part)):
                 raise ValueError(
@@ -145,7 +145,13 @@ class Sequence(base.GradientTransformation):
             new = []
             for part, mine, names in zip(parts, state, known, strict=True):
                 chosen = {name: extra[name] for name in names if name in extra}
-                grads, mine = part.update(grads, mine, params, **chosen)
+                found = part.update(grads, mine, params, **chosen)
+                if not isinstance(found, tuple) or len(found) != 2:
+                    raise TypeError(
+                        "update of a transformation in this chain returned a "
+                        f"{type(found).__name__}; return a pair: the updates and the new state."
+                    )
+                grads, mine = found
                 new.append(mine)
             return grads, tuple(new)
 
@@ -222,7 +228,7 @@ def on_some(
     def init(params: Any) -> Any:
         (mine,) = cut(params)
         check_choices((choices, dict(tree.items(params))))
-        with partial():
+        with subtree():
             return tx.init(mine) if tree.leaves(mine) else base.EmptyState()
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -336,7 +342,7 @@ def _parts(tx: base.GradientTransformation) -> tuple[base.GradientTransformation
             f"chain takes transformations, but got a {type(tx).__name__}; call the factory, e.g. "
             "chain(clip_by_global_norm(1.0), adam())."
         )
-    return tx.parts if isinstance(tx, Sequence) else (tx,)
+    return tx.parts if isinstance(tx, MixedChain) else (tx,)
 
 
 def _rename(name: str, tx: base.GradientTransformation) -> base.GradientTransformation:
@@ -345,6 +351,6 @@ def _rename(name: str, tx: base.GradientTransformation) -> base.GradientTransfor
             return Leafwise((tx.placements[0].named(name),))
         joined = [x.named(f"{name}.{x.name}" if x.name else name) for x in tx.placements]
         return Leafwise(tuple(joined))
-    if isinstance(tx, Sequence):
-        return Sequence(tuple([_rename(name, part) for part in tx.parts]))
+    if isinstance(tx, MixedChain):
+        return MixedChain(tuple([_rename(name, part) for part in tx.parts]))
     return tx

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import base, modes, sharding
-from functional_optim.core.numbers import Numbers, Own, in_turn, parts_of, plain, told
+from functional_optim.core.numbers import Numbers, Own, as_args, in_turn, parts_of, plain
 from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
 from functional_optim.core.returned import are_slots, checked_sums, no_pair, no_slots
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
@@ -52,9 +52,9 @@ def run(
 ) -> list[tuple[Tensor, list[Slots]]]:
     """Each leaf's update in compute dtype, with complex numbers as pairs, and its new slots.
 
-    A rule that reads the new parameters gets them rounded as they will be stored, except for bits
-    in a slot. A batched rule gets all updates of one shape at once. A rule with a lookback also
-    gets the input of an earlier rule. torch.autocast casts nothing here.
+    A rule that reads the new parameters sees them as stored, plus any low bits kept in a slot. A
+    batched rule gets all updates of one shape at once. A rule with a lookback also gets the input
+    of an earlier rule. torch.autocast casts nothing here.
     """
     return modes.uncast(leaves[0].p.device.type if leaves else "cpu", _run, placements, leaves)
 
@@ -449,7 +449,7 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
         known,
         weights_of(placements, leaf),
         *earlier,
-        *told(values),
+        *as_args(values),
     )
     return checked_sums("reduce", modes.uncast(p.device.type, rule.reduce, *given))
 
@@ -466,7 +466,7 @@ def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers
     shut = not isinstance(acts, Tensor) and not acts > 0
     if rule.runs.absent is None or shut or _lacks(rule, slots):
         return slots
-    new = closed(rule, rule.runs.absent(opened(rule, slots, p), *told(values)), slots, p, *key)
+    new = closed(rule, rule.runs.absent(opened(rule, slots, p), *as_args(values)), slots, p, *key)
     if isinstance(acts, Tensor):
         return tuple([torch.where(acts > 0, x, old) for x, old in zip(new, slots, strict=True)])
     return new

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
+from functional_optim.core.calls import takes
 from functional_optim.core.factory import factory
 from functional_optim.core.lift import lift, part_of, route
-from functional_optim.core.numbers import Numbers, told
+from functional_optim.core.numbers import Numbers, as_args
 from functional_optim.core.returned import checked_sums
 from functional_optim.core.rule import Placement, Reads, Rule, Runs, Update, constants
 from functional_optim.core.state_keys import Layout, lay_out
@@ -102,6 +103,7 @@ def made_of_rules(
     who: str, tx: Any, advice: str = "apply it to the parts that are, before chaining them"
 ) -> Leafwise:
     """The transformation; raises TypeError, with the name of the caller, for one of trees."""
+    base.check_transformation(who, tx, f"{who}(adam(lr=1e-3), ...)")
     if not isinstance(tx, Leafwise):
         raise TypeError(
             f"{who} takes a transformation made of one-tensor rules, but got a "
@@ -208,6 +210,8 @@ def leafwise(
         >>> state.slots["exp_avg"]
         tensor([ 0.1000, -0.1000])
     """
+    others = {"init": init, "scalars": scalars, "reduce": reduce, "before": before}
+    _check_functions(name, update, others, hyper, plain=carry is None and reduce is None)
     updates = (update,) if callable(update) else tuple(update)
     if old:
         updates, runs, storage = _translated(name, old, updates, runs, storage)
@@ -234,6 +238,45 @@ def leafwise(
         updates, init, scalars, reduce, before, carry, known, reads, runs, storage, name=name
     )
     return Leafwise((Placement(rule, name),))
+
+
+def _check_functions(
+    name: str, update: Any, others: dict[str, Any], hyper: Any, *, plain: bool
+) -> None:
+    """Raise TypeError for anything but functions, and a dict of hyperparameters.
+
+    others: the functions besides update, by their names. plain: whether `scalars` takes the step
+    and hyperparameters only.
+    """
+    updates = update if isinstance(update, (tuple, list)) and update else (update,)
+    if not all(map(callable, updates)):
+        raise TypeError(
+            f"the rule {name!r} needs update, a function (u, slots, p, *scalars), or a tuple of "
+            f"such variants, but got {update!r}."
+        )
+    init, scalars = others["init"], others["scalars"]
+    for what, fn in others.items():
+        if fn is not None and not callable(fn):
+            raise TypeError(
+                f"{what} of the rule {name!r} must be a function or None, but got {fn!r}."
+            )
+    if hyper is not None and not isinstance(hyper, Mapping):
+        raise TypeError(
+            f"hyper of the rule {name!r} must be a dict from names to hyperparameters, but got "
+            f"{hyper!r}."
+        )
+    if torch.compiler.is_compiling():
+        return
+    if init is not None and not takes(init, None):
+        raise TypeError(
+            f"init of the rule {name!r} is called with one argument, the parameter; write init(p)."
+        )
+    extra = base.extra_names(scalars) if scalars is not None else ()
+    if scalars is not None and plain and not takes(scalars, 1, **dict.fromkeys(extra)):
+        raise TypeError(
+            f"scalars of the rule {name!r} is called with the step, t = 1 at the first, and "
+            "hyperparameters by name; write scalars(t, *, lr)."
+        )
 
 
 def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
@@ -370,7 +413,7 @@ def _measured(
 ) -> tuple[Any, Any]:
     """An update with the measurements of the tensor as further arguments."""
     found = checked_sums("measure", measure(u, slots, *given))
-    return update(u, slots, *given, *told(found))
+    return update(u, slots, *given, *as_args(found))
 
 
 @factory

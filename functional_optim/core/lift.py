@@ -90,7 +90,7 @@ def part_of(
         if back is not None:
             back = sum([i - back <= j < i for j in places])
         gate = at - places.index(i - gate) if gate else 0
-        mine.append(placements[i].among(gate, back))
+        mine.append(placements[i].reindexed(gate, back))
     return tuple(mine), layout.pick(places)
 
 
@@ -184,7 +184,7 @@ def lift(
         elif routed or not groups:  # without gradients, rules do not measure or count
             at = tuple(sorted({i for group in groups for i in group.kind.at}))
             used, names = part_of(placements, layout, at)
-            groups = [group.among(at) for group in groups]
+            groups = [group.reindexed(at) for group in groups]
         step = StepScalars(used, t, carry_of(names, state.carry), extra)
         if not seen and not modes.traced():
             check_groups(groups, step)

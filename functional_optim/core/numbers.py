@@ -42,7 +42,7 @@ def in_turn(own: Numbers, turn: int) -> Numbers:
     return own
 
 
-def told(numbers: Numbers) -> Numbers:
+def as_args(numbers: Numbers) -> Numbers:
     """The scalars of a rule as arguments: a NamedTuple is one, the entries of a tuple are
     several."""
     return numbers if type(numbers) is tuple else (numbers,)  # tracing `hasattr` is slow

@@ -135,7 +135,7 @@ _local = threading.local()
 
 
 @contextmanager
-def partial() -> Iterator[None]:
+def subtree() -> Iterator[None]:
     """Inside, trees are parts of a tree, so that patterns may match nothing."""
     before, _local.partial = getattr(_local, "partial", False), True
     try:
@@ -175,6 +175,11 @@ def masked_by(mask: Mask) -> Choice:
     """The leaves that a mask selects."""
     if mask is None:
         raise TypeError("a mask must not be None; pass '*' to select all leaves.")
+    if isinstance(mask, (int, float)) and not isinstance(mask, bool):
+        raise TypeError(
+            f"a mask is a path pattern, several, a function of path and leaf, or a tree of bools, "
+            f"but got {mask!r}."
+        )
     if isinstance(mask, str):
         mask = (mask,)
     if isinstance(mask, (list, tuple, set, frozenset)) and all(isinstance(x, str) for x in mask):
@@ -184,6 +189,11 @@ def masked_by(mask: Mask) -> Choice:
 
 def labelled_by(labels: Labels, known: Iterable[str]) -> Answers:
     """A label for each leaf."""
+    if labels is None:
+        raise TypeError(
+            "labels must not be None; pass a dict from path patterns to labels, such as {'*.bias': "
+            "'plain', '*': 'decay'}."
+        )
     return labels if isinstance(labels, Answers) else Answers(labels, known, "labels")
 
 

@@ -103,7 +103,7 @@ class RowGroup(NamedTuple):
     at: list[int]
     rows: list[Row]
 
-    def among(self, at: tuple[int, ...]) -> RowGroup:
+    def reindexed(self, at: tuple[int, ...]) -> RowGroup:
         """The same, if only these of the chain's rules have scalars."""
         mine = tuple([at.index(i) for i in self.kind.at])
         return self._replace(kind=self.kind._replace(at=mine))

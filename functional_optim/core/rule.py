@@ -226,7 +226,7 @@ class Placement(NamedTuple):
         """The same, only on those of its leaves that these choices select."""
         return self._replace(where=(*self.where, *choices))
 
-    def behind(self, gate: int) -> Placement:
+    def gated_by(self, gate: int) -> Placement:
         """The same behind a gate; one that has a gate keeps it."""
         return self if self.gate else self._replace(gate=gate)
 
@@ -246,7 +246,7 @@ class Placement(NamedTuple):
         """The same with matrices distributed over processes, or not, if its rule is batched."""
         return self._replace(owners=owners) if self.rule.runs.batched else self
 
-    def among(self, gate: int, lookback: int | None) -> Placement:
+    def reindexed(self, gate: int, lookback: int | None) -> Placement:
         """The same on one leaf, where other rules may precede it."""
         return self._replace(where=(), gate=gate, lookback=lookback)
 
@@ -386,7 +386,7 @@ def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
     ]
 
 
-def either(condition: Any, a: Tensor, b: Any) -> Tensor:
+def select(condition: Any, a: Tensor, b: Any) -> Tensor:
     """a if a number is above 0, else b, a tensor like a or a float.
 
     The number is a scalar of a rule: if it is known, this needs no operation.

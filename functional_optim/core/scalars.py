@@ -150,9 +150,13 @@ class StepScalars:
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
         missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
         if missing:
+            known = base.extra_names(rule.scalars)
+            unread = ", ".join([x for x, _ in rule.hyper if x not in known])
+            more = f" hyper lists {unread}, which scalars does not take." if unread else ""
             raise TypeError(
                 f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "
                 f"{missing[0]}=...); an optimizer object passes the loss of step(closure) as value."
+                f"{more}"
             ) from None
 
     def is_shut(self) -> bool:
@@ -276,7 +280,14 @@ class Caster:
         key = (compute_dtype(p), p.device)
         if key not in self.cast:
             dtype, device = key
-            ready = [numeric.float64(x).to(device) for x in self.flat if isinstance(x, Tensor)]
+            tensors = [x for x in self.flat if isinstance(x, Tensor)]
+            wrong = [tuple(x.shape) for x in tensors if x.numel() != 1]
+            if wrong:
+                raise TypeError(
+                    f"scalars of a rule returned a tensor of shape {wrong[0]}; return numbers and "
+                    "0-dim tensors. Tensors like the parameter are slots."
+                )
+            ready = [numeric.float64(x).to(device) for x in tensors]
             if ready and self.traced:
                 ready = torch.stack(ready).to(dtype).unbind()
             elif ready:

@@ -121,7 +121,7 @@ class Codec(Protocol):
         ...
 
 
-class Home(Protocol):
+class OffloadTarget(Protocol):
     """Memory for slots."""
 
     def keep(self, x: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Storage(NamedTuple):
     """Which leaves are stored by codecs; None: all."""
     seed: int | None = None
     """Seed of the random numbers for stochastic rounding; None: codecs round to nearest."""
-    home: Home | None = None
+    home: OffloadTarget | None = None
     """The memory for new slots; None: on the device of their parameter."""
     view: MatrixView | None = None
     """The matrices of a parameter for a batched rule; None: the parameter."""

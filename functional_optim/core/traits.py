@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import modes, sharding
+from functional_optim.core.calls import takes
 from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.numbers import (
     Numbers,
     Own,
+    as_args,
     flat_numbers,
     form_of,
     parts_of,
-    told,
     with_forms,
 )
 from functional_optim.core.recording import Body, functions_of, key_of
@@ -198,6 +199,15 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
                 f"scalars of {who} returned {x!r} among its numbers; return Python numbers and "
                 "0-dim tensors."
             )
+    args = as_args(parts_of(numbers)[2])
+    if not torch.compiler.is_compiling():
+        for update in rule.updates:
+            if update is not None and not takes(update, None, (), None, *args):
+                raise TypeError(
+                    f"update of {who} is called as update(u, slots, p, *scalars) with {len(args)} "
+                    "scalars, those that its `scalars` returns (a NamedTuple is one), but it takes "
+                    "other arguments."
+                )
     if type(numbers) is Own:
         numbers = Own((), numbers.key, numbers.values)
     for one in variants(placement):
@@ -270,4 +280,4 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
 def _run_update(rule: Rule, numbers: Any, u: Tensor, slots: Sequence[Any]) -> Tensor:
     record = rule.storage.slots
     own = () if record is None else record(*slots)
-    return rule.updates[0](u, own, None, *told(parts_of(numbers)[2]))[0]
+    return rule.updates[0](u, own, None, *as_args(parts_of(numbers)[2]))[0]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.calls import check_step_function
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 
@@ -70,3 +71,4 @@ def check_schedule(name: str, schedule: Any) -> None:
             f"{name} takes schedules, functions of the step count, but got {schedule!r}; use "
             "constant for a number."
         )
+    check_step_function(name, "schedule", schedule)

@@ -142,7 +142,13 @@ def _sorted(
     name: str, boundaries_and_scales: Mapping[int, Number] | None
 ) -> tuple[tuple[int, ...], tuple[Number, ...]]:
     """Boundaries in order, and their scales."""
-    found = dict(sorted((boundaries_and_scales or {}).items()))
+    given = boundaries_and_scales or {}
+    if not isinstance(given, Mapping) or any(isinstance(x, str) for x in given):
+        raise TypeError(
+            f"{name} takes a dict from boundaries, numbers of steps, to scales, e.g. {{100: 0.1}}, "
+            f"but got {given!r}."
+        )
+    found = dict(sorted(given.items()))
     for boundary, scale in found.items():
         numeric.check_least(name, 0, boundaries=boundary, scales=scale)
     return tuple(found), tuple(found.values())

@@ -133,7 +133,15 @@ def keep_params_in(
     def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:
         x = p + u
         y = projection(x, **dict(zip(names, given, strict=True)))
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            raise TypeError(
+                f"the projection of keep_params_in returned {_named(y)} for a tensor of shape "
+                f"{tuple(x.shape)}; return the nearest point, a tensor of this shape."
+            )
         return torch.where(y == x, u, y - p), slots
+
+    def _named(y: Any) -> str:
+        return f"a tensor of shape {tuple(y.shape)}" if isinstance(y, Tensor) else repr(y)
 
     init = base.real_only("keep_params_in")
     return leafwise(

@@ -16,7 +16,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.numbers import Own, told
+from functional_optim.core.numbers import Own, as_args
 from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
@@ -281,7 +281,7 @@ def _run(
     changed: dict[str, Tensor] = {}
     for part, own in zip(parts, numbers, strict=True):
         slots = () if part.slots is None else part.slots(*[getattr(x, key) for key in part.keys])
-        u, new = part.update(u, slots, _NO_PARAMETERS, *told(own))
+        u, new = part.update(u, slots, _NO_PARAMETERS, *as_args(own))
         changed.update(zip(part.keys, new, strict=True))
     return u, changed
 

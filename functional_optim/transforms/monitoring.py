@@ -85,6 +85,11 @@ def monitor(
     """
     if of not in PLACES:
         raise ValueError(f'monitor measures "updates", "params" or "gradients", but got of={of!r}.')
+    if not isinstance(measures, Mapping):
+        raise TypeError(
+            f"monitor takes a dict from names to measures, but got {measures!r}; pass e.g. "
+            "{'grad_norm': fo.measures.global_norm}."
+        )
     if around is not None:
         base.check_transformation("monitor", around, "monitor({...}, around=adamw())")
         made_of_rules("monitor", around, "put it around those parts of the chain that do")

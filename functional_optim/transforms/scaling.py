@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.calls import check_step_function
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import times
@@ -99,6 +100,7 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
             f"scale_by_schedule takes a function of the step count, but got {schedule!r}; "
             "use scale for a number."
         )
+    check_step_function("scale_by_schedule", "schedule", schedule)
     return leafwise(None, times, given, hyper={"factor": schedule}, name="scale_by_schedule")
 
 
@@ -172,5 +174,8 @@ def _after_the_first(t: Any) -> tuple[Any]:
 def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None:
     """Raise torch's errors for a bad learning rate."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
+        raise ValueError(
+            f"Tensor lr must be 1-element, but it has shape {tuple(lr.shape)}; for several rates "
+            "at once map over update with torch.vmap, or use partition."
+        )
     numeric.check(lambda x: x >= 0.0, lr, says)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence as Chained
+from functional_optim.core.chain import MixedChain
 from functional_optim.core.first_slots import slots_like
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
@@ -389,7 +389,7 @@ def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple
     parts = [_acting(part, path, p) for part in tx.children]
     names = tuple([name for own, _ in parts for name in own])
     seen = [own for _, own in parts if own]
-    if not isinstance(tx, Chained):
+    if not isinstance(tx, MixedChain):
         call = getattr(tx, "made", None)
         own = getattr(call and call.factory, "__name__", type(tx).__name__)
         names = (f"{own}({', '.join(names)})",)
@@ -397,7 +397,7 @@ def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple
 
 
 def _parts_of(tx: Any) -> tuple[base.GradientTransformation, ...]:
-    return tx.parts if isinstance(tx, Chained) else (tx,)
+    return tx.parts if isinstance(tx, MixedChain) else (tx,)
 
 
 def _moves_no_more(tx: base.GradientTransformation) -> bool:
@@ -410,7 +410,7 @@ def _moves_no_more(tx: base.GradientTransformation) -> bool:
 
 def _kept_by(tx: Any, state: Any, known: dict[str, Tensor]) -> Iterator[StateTensor]:
     """The tensors of a state. known: the parameters by path."""
-    states = state if isinstance(tx, Chained) else (state,)
+    states = state if isinstance(tx, MixedChain) else (state,)
     for part, own in zip(_parts_of(tx), states, strict=True):
         yield from _kept(part, own, "", known)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from helpers import assert_close, assert_same, make_grads, make_params, run
 
@@ -25,10 +26,13 @@ def test_parts_of_a_projection_are_tensors_of_their_own():
     assert_close(found, torch.stack(list(one.slots["exp_avg_sq"].values())), 1e-6)
 
 
-def test_blocks_of_entries_are_adam():
+def test_blocks_of_elements_are_adam():
     params = make_params()
     grads = make_grads(params)
-    mini = fo.adam_mini(**ADAM, weight_decay=0.1, blocks={"*": "entry"})
+    mini = fo.adam_mini(**ADAM, weight_decay=0.1, blocks={"*": "element"})
+    with pytest.warns(DeprecationWarning, match="now called 'element'"):
+        old = fo.adam_mini(**ADAM, weight_decay=0.1, blocks={"*": "entry"})
+    assert_same(run(mini, params, grads)[0], run(old, params, grads)[0])
     assert_same(
         run(mini, params, grads)[0], run(fo.adamw(**ADAM, weight_decay=0.1), params, grads)[0]
     )

@@ -189,6 +189,100 @@ def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch,
     assert found[0].filename == __file__
 
 
+# ---------------------------------------------------------------- functions of other arguments
+
+
+def rule(*args, **more):
+    return fo.leafwise(*args, **more, name="mine")
+
+
+def stepped_once(tx):
+    return tx.update(GRADS, tx.init(PARAMS), PARAMS)
+
+
+def same(u, slots, p):
+    return u, slots
+
+
+def times(u, slots, p, a):
+    return a * u, slots
+
+
+def whole_tree(update):
+    return fo.GradientTransformation(lambda params: (), update)
+
+
+FUNCTIONS = {
+    "schedule": (lambda: fo.sgd(lambda: 0.1), "a schedule as lr, a function of the number of"),
+    "of two": (lambda: fo.chain(fo.adamw(lambda a, b: 0.1)), "does not take one argument"),
+    "factor": (lambda: fo.scale_by_schedule(lambda: 0.1), "scale_by_schedule takes a schedule as"),
+    "condition": (lambda: fo.conditionally_mask(fo.sgd(), lambda: True), "as condition, a func"),
+    "every": (lambda: fo.accumulate(fo.sgd(), lambda: 4), "accumulate takes a schedule as every"),
+    "joined": (lambda: fo.schedules.join([lambda: 1.0, LINE], [5]), "join takes a schedule"),
+    "update": (lambda: rule(None, 3), "the rule 'mine' needs update, a function (u, slots, p"),
+    "no update": (lambda: rule(None, None), "but got None"),
+    "init": (
+        lambda: rule(3, same),
+        "init of the rule 'mine' must be a function or None, but got 3",
+    ),
+    "init()": (lambda: rule(lambda: 3, same), "called with one argument, the parameter; write"),
+    "reduce": (lambda: rule(None, times, reduce=3), "reduce of the rule 'mine' must be a func"),
+    "scalars()": (lambda: rule(None, times, lambda: (1.0,)), "write scalars(t, *, lr)"),
+    "hyper": (lambda: rule(None, times, hyper=[1.0]), "must be a dict from names to"),
+    "two": (lambda: stepped_once(rule(None, lambda u, slots: (u, slots))), "update(u, slots, p"),
+    "too few": (lambda: stepped_once(rule(None, times)), "with 0 scalars"),
+    "too many": (lambda: stepped_once(rule(None, same, lambda t: (1.0,))), "with 1 scalars"),
+    "shape": (
+        lambda: stepped_once(rule(None, times, lambda t: (torch.ones(2),))),
+        "returned a tensor of shape (2,); return numbers and 0-dim",
+    ),
+    "name": (
+        lambda: stepped_once(rule(None, times, lambda t, *, b: (b,), hyper={"a": 1.0})),
+        "hyper lists a, which scalars does not take",
+    ),
+    "pair": (
+        lambda: stepped_once(fo.chain(whole_tree(lambda g, s, p: g), fo.sgd())),
+        "in this chain returned a dict; return a pair",
+    ),
+    "recipe": (
+        lambda: fo.with_schedule(lambda lr: None, lr=LINE).init(PARAMS),
+        "the recipe of with_schedule returned a NoneType",
+    ),
+    "projection": (
+        lambda: stepped_once(fo.keep_params_in(lambda x: 3)),
+        "the projection of keep_params_in returned 3 for a tensor of shape (4,)",
+    ),
+    "measures": (lambda: fo.monitor(3), "a dict from names to measures, but got 3"),
+    "named": (lambda: fo.named_chain((1, fo.sgd())), "pairs of a name and a transformation"),
+    "labels": (lambda: fo.partition({"a": fo.sgd()}, None), "labels must not be None"),
+    "part": (
+        lambda: fo.partition({"a": fo.sgd}, {"*": "a"}),
+        "partition for the label 'a' takes a transformation, but got a function",
+    ),
+    "masked": (lambda: fo.masked(fo.sgd, "w"), "masked takes a transformation, but got a func"),
+    "stored": (lambda: fo.stored(fo.adam, "int8"), "call the factory, e.g. stored(adam("),
+    "mask": (lambda: fo.freeze(3), "or a tree of bools, but got 3"),
+    "pieces": (
+        lambda: fo.schedules.piecewise_constant(1.0, [10]),
+        "piecewise_constant takes a dict from boundaries",
+    ),
+    "piece": (lambda: fo.schedules.piecewise_constant(1.0, {"a": 0.5}), "but got {'a': 0.5}"),
+    "vector": (lambda: fo.linalg.newton_schulz(torch.ones(3)), "but got a tensor of shape (3,)"),
+    "number": (lambda: fo.linalg.eigh(3), "eigh takes a matrix, or a batch of matrices, but got 3"),
+}
+LINE = fo.schedules.linear(1.0, 0.0, 9)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_other_arguments_is_refused(name):
+    call, words = FUNCTIONS[name]
+    refused(TypeError, words, call)
+
+
+def test_rates_in_a_vector_are_told_of_vmap():
+    refused(ValueError, "shape (2,); for several rates at once", lambda: fo.sgd(torch.ones(2)))
+
+
 # ---------------------------------------------------------------- numbers
 
 PAIRS = {

@@ -19,7 +19,7 @@ from functional_optim.combinators.local_steps import (
 )
 from functional_optim.core import base
 from functional_optim.core.factory import factory
-from functional_optim.core.paths import Mask, chosen, masked_by, partial
+from functional_optim.core.paths import Mask, chosen, masked_by, subtree
 
 Fragments = int | list[Mask] | tuple[Mask, ...]
 """Their number, or the leaves of each: path patterns, predicates or trees of bools."""
@@ -253,7 +253,7 @@ def diloco(
         owners = division.owners(params)
         mine = inner.init(params)
         past = _for_each(lambda owner, x: _own(owner, x), params, owners, mine)
-        with partial():
+        with subtree():
             begun = tuple([outer.init(cut(owners, k, params, params)) for k in range(n)])
         return DiLoCoState(no_steps(), no_steps(), mine, copied(params), past, begun)
 
