@@ -414,6 +414,7 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "in (0, 1)": lambda x: 0 < x < 1,
     "of 0 or more": lambda x: x >= 0,
     "of 1 or more": lambda x: x >= 1,
+    "that is a whole number of 1 or more": lambda x: x >= 1 and x % 1 == 0,
     "above 0": lambda x: x > 0,
     "positive": lambda x: x > 0,
 }

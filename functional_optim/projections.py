@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import numeric, tree
 from functional_optim.core import sharding
 from functional_optim.numeric import Number
 
@@ -50,6 +50,10 @@ def box(params: Any, lower: Any, upper: Any) -> Any:
         >>> fo.projections.box(torch.tensor([-1.0, 0.5, 2.0]), 0.0, 1.0)
         tensor([0.0000, 0.5000, 1.0000])
     """
+    if numeric.is_static(lower) and numeric.is_static(upper):
+        numeric.check(
+            lambda x: x >= lower, upper, f"box needs an upper of at least {lower}, but got {{}}."
+        )
     low, high = _spread(lower, params), _spread(upper, params)
     return tree.map(lambda x, a, b: _real(x).clamp(min=a).clamp(max=b), params, low, high)
 
@@ -100,6 +104,7 @@ def simplex(params: Any, scale: Number = 1.0) -> Any:
         {'a': tensor([0.7500, 0.0000]), 'b': tensor([0.2500])}
     """
     vector = _joined(params)
+    numeric.check_range("simplex", "above 0", scale=scale)
     return _divided((vector - _threshold(vector, scale)).clamp(min=0.0), params)
 
 
@@ -118,6 +123,7 @@ def l1_ball(params: Any, scale: Number = 1.0) -> Any:
     """
     vector = _joined(params)
     size = vector.abs()
+    numeric.check_range("l1_ball", "above 0", scale=scale)
     near = vector.sign() * (size - _threshold(size, scale)).clamp(min=0.0)
     return _divided(torch.where(size.sum() <= scale, vector, near), params)
 
@@ -138,6 +144,7 @@ def l1_sphere(params: Any, scale: Number = 1.0) -> Any:
     vector = _joined(params)
     size = vector.abs()
     sign = torch.where(vector < 0, -1.0, 1.0).to(vector.dtype)
+    numeric.check_range("l1_sphere", "above 0", scale=scale)
     return _divided(sign * (size - _threshold(size, scale)).clamp(min=0.0), params)
 
 
@@ -155,6 +162,7 @@ def l2_ball(params: Any, scale: Number = 1.0) -> Any:
         {'a': tensor([3.]), 'b': tensor([4.])}
     """
     vector = _joined(params)
+    numeric.check_range("l2_ball", "above 0", scale=scale)
     excess = (vector / scale).square().sum().clamp(min=1.0)  # the root of 0 has no derivative
     return _divided(vector / excess.sqrt(), params)
 
@@ -173,6 +181,7 @@ def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
         tensor([3., 4.])
     """
     vector = _joined(params)
+    numeric.check_range("l2_sphere", "above 0", scale=scale)
     return _divided(vector * (scale / vector.square().sum().sqrt()), params)
 
 

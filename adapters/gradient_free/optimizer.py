@@ -201,7 +201,7 @@ class GradientFree(OptimizerBase):
         Returns:
             The smallest loss of this step, a 0-dim tensor; infinite if none was finite.
         """
-        if closure is None:
+        if not callable(closure):
             raise TypeError(
                 "GradientFree compares losses at several points, so step needs a closure: a "
                 "function that returns the loss at the current parameters."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.core import sharding
+from functional_optim.core import base, sharding
 from functional_optim.core.lift import State
 
 
@@ -95,6 +95,12 @@ def numbers(state: Any, *names: str) -> dict[str, float]:
         >>> fo.numbers(state)
         {'step': 1.0, 'lr': 0.5, 'cosine/w': 1.0}
     """
+    other = not isinstance(state, (tuple, list, dict, Tensor))
+    if other or isinstance(state, base.GradientTransformation):
+        raise TypeError(
+            f"numbers reads the state of a transformation, but got a {type(state).__name__}; of an "
+            "optimizer object of functional_optim.adapters call the method, opt.numbers()."
+        )
     return read(single(entries_of(state)), names)
 
 

@@ -119,7 +119,9 @@ def copied(values: Any) -> Any:
 def check_steps(name: str, every: Any) -> None:
     """Raise ValueError for an invalid number of steps."""
     if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
-        raise ValueError(f"{name} synchronizes every 1 step or more, but got every={every!r}.")
+        raise ValueError(
+            f"{name} synchronizes every 1 step or more, a whole number, but got every={every!r}."
+        )
 
 
 def check_alone(name: str, tx: Any, example: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
+from functional_optim.core.calls import check_step_function
 from functional_optim.core.chain import MixedChain, Wrapped, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -221,6 +222,9 @@ def with_schedule(
             "with_schedule takes a function from hyperparameters to a transformation, but got a "
             f"{type(recipe).__name__}; pass e.g. fo.adamw, not fo.adamw()."
         )
+    for name, x in hyperparameters.items():
+        if callable(x):
+            check_step_function("with_schedule", name, x)
     fixed = {name: x for name, x in hyperparameters.items() if not _moves(x)}
 
     def values(t: Any, device: torch.device) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ def check_numbers(
             continue
         function = callable(x) and not isinstance(x, NO_NUMBER)
         if function and kind == "Hyper":
-            check_step_function(make.__name__, name, x)
+            check_step_function(make.__name__, name, cast(Any, x))
         scheduler = isinstance(x, torch.optim.lr_scheduler.LRScheduler)
         if isinstance(x, NO_NUMBER) or scheduler or (function and kind != "Hyper"):
             shown = repr(x) if x is None or isinstance(x, (str, bytes)) else f"a {type(x).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, NoReturn
 
 import torch
@@ -138,7 +139,7 @@ class StepScalars:
             result = rule.scalars(*args, **rule.given_at(t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
-        except TypeError:
+        except (TypeError, ValueError, RuntimeError):
             self._check_extra(i)
             raise
         numbers, carried = (result, ()) if rule.carry is None else result
@@ -150,13 +151,20 @@ class StepScalars:
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
         missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
         if missing:
-            known = base.extra_names(rule.scalars)
+            known = base.extra_names(rule.scalars) if rule.scalars else ()
             unread = ", ".join([x for x, _ in rule.hyper if x not in known])
             more = f" hyper lists {unread}, which scalars does not take." if unread else ""
             raise TypeError(
                 f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "
                 f"{missing[0]}=...); an optimizer object passes the loss of step(closure) as value."
                 f"{more}"
+            ) from None
+        value = self.extra.get("value", 0.0) if "value" in rule.reads.extra else 0.0
+        if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)):
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            raise TypeError(
+                f"{name} needs one number as value, such as the loss, but got a "
+                f"{type(value).__name__}{shape}."
             ) from None
 
     def is_shut(self) -> bool:

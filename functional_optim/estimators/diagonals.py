@@ -54,6 +54,11 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
         >>> diagonal(torch.tensor([1.0, -2.0]), 0)
         tensor([  6., -12.])
     """
+    if not callable(loss_fn):
+        raise TypeError(
+            f"hutchinson takes a loss function first, but got {loss_fn!r}; call it as "
+            "hutchinson(loss_fn)(params, seed)."
+        )
     check_count("hutchinson", "samples", samples)
 
     def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:

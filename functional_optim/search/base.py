@@ -133,6 +133,7 @@ def method(
         dtype: of the vectors. Default: as `Ravel` chooses.
     """
     check_population(name, population, least)
+    kind: Any = State
 
     def init(params: Any, seed: int | Tensor = 0) -> Any:
         base.check_params(params)
@@ -148,10 +149,19 @@ def method(
             **start(begun),
         )
 
+    def check(state: Any) -> None:
+        if not isinstance(state, kind):
+            raise TypeError(
+                f"{name} takes the state that its init or tell returned, but got a "
+                f"{type(state).__name__}."
+            )
+
     def ask(state: Any) -> tuple[Any, Any]:
+        check(state)
         return spread(state.best, population, dtype).tree(sample(state)), state
 
     def tell(candidates: Any, fitness: Tensor, state: Any) -> Any:
+        check(state)
         check_told(name, population, candidates, fitness, state.best)
         losses = worst_if_not_finite(fitness.detach().to(state.best_fitness))
         x = spread(state.best, population, dtype).vector(candidates).detach()

@@ -357,7 +357,8 @@ def _turns(name: str, precondition_frequency: Any, refresh: str) -> int | None:
     if refresh == "spread":
         numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
         return precondition_frequency
-    numeric.check_range(name, "of 1 or more", precondition_frequency=precondition_frequency)
+    whole = "that is a whole number of 1 or more"
+    numeric.check_range(name, whole, precondition_frequency=precondition_frequency)
     return None
 
 

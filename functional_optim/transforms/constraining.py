@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
+from functional_optim.core.calls import takes
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
@@ -120,6 +121,12 @@ def keep_params_in(
         raise TypeError(
             f"keep_params_in takes a projection, but got {projection!r}; pass e.g. "
             "fo.projections.box, and its arguments by name."
+        )
+    if not takes(projection, None, **numbers):
+        raise TypeError(
+            f"the projection of keep_params_in is called with a tensor and the arguments "
+            f"{', '.join(numbers) or 'none'}, but it takes others; pass them by name, e.g. "
+            "keep_params_in(fo.projections.box, lower=0.0, upper=1.0)."
         )
     if elementwise is not None:
         warn(

@@ -267,16 +267,64 @@ FUNCTIONS = {
         "piecewise_constant takes a dict from boundaries",
     ),
     "piece": (lambda: fo.schedules.piecewise_constant(1.0, {"a": 0.5}), "but got {'a': 0.5}"),
+    "box": (
+        lambda: fo.keep_params_in(fo.projections.box, lower=0.0),
+        "called with a tensor and the arguments lower, but it takes others",
+    ),
+    "rate": (lambda: fo.with_schedule(fo.sgd, lr=lambda: 1.0), "with_schedule takes a schedule"),
+    "value": (
+        lambda: fo.momo(0.1).update(GRADS, fo.momo(0.1).init(PARAMS), PARAMS, value=None),
+        "momo needs one number as value, such as the loss, but got a NoneType",
+    ),
+    "values": (
+        lambda: fo.polyak_sgd().update(GRADS, START, PARAMS, value=torch.ones(2)),
+        "as value, such as the loss, but got a Tensor of shape (2,)",
+    ),
+    "search": (
+        lambda: fo.search.snes(4, 0.1).ask(fo.search.cma_es(4, 0.1).init(PARAMS)),
+        "snes takes the state that its init or tell returned, but got a CMAState",
+    ),
+    "told": (
+        lambda: fo.search.snes(4, 0.1).tell(PARAMS, torch.ones(4), 3),
+        "snes takes the state that its init or tell returned, but got a int",
+    ),
+    "loss": (lambda: fo.estimators.hutchinson("x"), "hutchinson takes a loss function first"),
+    "of an object": (
+        lambda: fo.numbers(adapters.AdamW(model().parameters())),
+        "call the method, opt.numbers()",
+    ),
+    "closure": (
+        lambda: adapters.GradientFree([torch.ones(2)], fo.search.snes(4, 0.1)).step(3),
+        "so step needs a closure",
+    ),
     "vector": (lambda: fo.linalg.newton_schulz(torch.ones(3)), "but got a tensor of shape (3,)"),
     "number": (lambda: fo.linalg.eigh(3), "eigh takes a matrix, or a batch of matrices, but got 3"),
 }
 LINE = fo.schedules.linear(1.0, 0.0, 9)
+START = fo.polyak_sgd().init(PARAMS)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_of_other_arguments_is_refused(name):
     call, words = FUNCTIONS[name]
     refused(TypeError, words, call)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fo.projections.box(PARAMS, 2.0, 1.0), "box needs an upper of at least 2.0, but"),
+        (lambda: fo.projections.simplex(PARAMS, -1.0), "simplex needs a scale above 0, but got -1"),
+        (lambda: fo.projections.l2_ball(PARAMS, 0), "l2_ball needs a scale above 0"),
+        (lambda: fo.projections.l2_sphere(PARAMS, -1), "l2_sphere needs a scale above 0"),
+        (lambda: fo.projections.l1_ball(PARAMS, math.nan), "l1_ball needs a scale above 0"),
+        (lambda: fo.projections.l1_sphere(PARAMS, -1), "l1_sphere needs a scale above 0"),
+        (lambda: fo.soap(precondition_frequency=1.5), "a whole number of 1 or more, but got 1.5"),
+        (lambda: fo.replicas.local_sgd(fo.sgd(), every=1.5), "a whole number, but got every=1.5"),
+    ],
+)
+def test_numbers_of_an_empty_set_or_a_part_of_a_step_are_refused(call, words):
+    refused(ValueError, words, call)
 
 
 def test_rates_in_a_vector_are_told_of_vmap():
