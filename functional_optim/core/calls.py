@@ -50,7 +50,10 @@ def _object_of(make: Callable[..., Any]) -> str:
 
 
 def takes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Can a function be called with these arguments? True for a builtin without a signature."""
+    """Can a function be called with these arguments? True for a builtin without a signature, and
+    under torch.compile, which cannot trace the question."""
+    if torch.compiler.is_compiling():
+        return True
     try:
         inspect.signature(fn).bind(*args, **kwargs)
     except TypeError:
@@ -102,7 +105,7 @@ def check_numbers(
 
 def check_step_function(who: str, name: str, schedule: Callable[..., Any]) -> None:
     """Raise TypeError for a function that is not one of the step count."""
-    if not torch.compiler.is_compiling() and not takes(schedule, 0):
+    if not takes(schedule, 0):
         raise TypeError(
             f"{who} takes a schedule as {name}, a function of the number of finished steps, but "
             "the function that it got does not take one argument; pass e.g. lambda count: 0.1."

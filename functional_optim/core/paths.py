@@ -163,7 +163,7 @@ def check_choices(*groups: tuple[Iterable[Choice], Mapping[str, Any]]) -> None:
 
 def _checked(predicate: Any, what: str) -> Any:
     """A function of a path and a leaf; TypeError for another function."""
-    if not torch.compiler.is_compiling() and not takes(predicate, "", None):
+    if not takes(predicate, "", None):
         raise TypeError(
             f"{what} is a function, but not one of a leaf's path and the leaf: it is called for "
             "each leaf, e.g. lambda path, p: p.ndim > 1."

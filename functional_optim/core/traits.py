@@ -200,14 +200,11 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
                 "0-dim tensors."
             )
     args = as_args(parts_of(numbers)[2])
-    if not torch.compiler.is_compiling():
-        for update in rule.updates:
-            if update is not None and not takes(update, None, (), None, *args):
-                raise TypeError(
-                    f"update of {who} is called as update(u, slots, p, *scalars) with {len(args)} "
-                    "scalars, those that its `scalars` returns (a NamedTuple is one), but it takes "
-                    "other arguments."
-                )
+    if not all(update is None or takes(update, None, (), None, *args) for update in rule.updates):
+        raise TypeError(
+            f"update of {who} is called as update(u, slots, p, *scalars) with {len(args)} scalars, "
+            "those that its `scalars` returns (a NamedTuple is one), but it takes other arguments."
+        )
     if type(numbers) is Own:
         numbers = Own((), numbers.key, numbers.values)
     for one in variants(placement):

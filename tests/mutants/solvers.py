@@ -135,9 +135,23 @@ MUTANTS = [
     Mutant(
         "frozen leaves have columns",
         "functional_optim/core/chain.py",
-        'extra["residual_fn"] = completed(extra["residual_fn"], filled(params))',
+        "extra[name] = NARROWED[name](extra[name], filled(params), cut_of)",
         "pass",
         (f"{TESTS}/test_residual_steps.py -k frozen",),
+    ),
+    Mutant(
+        "gradients of frozen leaves reach L-BFGS",
+        "functional_optim/core/chain.py",
+        "return found[0], cut(found[1])",
+        "return found",
+        ("tests/combinators/test_combinators.py -k functions_of_all",),
+    ),
+    Mutant(
+        "bounds are rounded to nearest",
+        "functional_optim/solvers/given.py",
+        "if inwards is not None:",
+        "if False:",
+        (f"{TESTS}/test_bounds.py -k digits",),
     ),
     Mutant(
         "a closure that raises leaves the trial's parameters",
