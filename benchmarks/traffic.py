@@ -30,6 +30,7 @@ AGAIN = {
     "mars": (2, "the gradient and the last one for the corrected one's norm"),
     "momo": (3, "the gradient, the parameter and the momentum for inner products"),
     "momo_adam": (4, "the gradient, the parameter and both moments for inner products"),
+    "noisy_sgd": (2, "nothing, but normal numbers may take the time of two words"),
     "novograd": (1, "the gradient for its norm"),
     "polyak_sgd": (1, "the gradient for its norm"),
     "prodigy": (2, "the gradient and the parameter for inner products"),
