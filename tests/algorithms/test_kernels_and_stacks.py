@@ -23,7 +23,7 @@ from matrix_recipes import (
     step_update,
     taken_apart,
 )
-from reference.loops import tensors
+from reference.loops import bases
 from torch import Tensor, nn
 
 import functional_optim as fo
@@ -220,41 +220,40 @@ def test_packed_slots_of_stacks_and_kernels(name):
     ],
 )
 def test_soap_has_a_basis_for_each_dimension(shape, hyper):
+    limit, hyper = hyper.get("max_precond_dim", 10000), {**BOTH, "eps": 1e-8, **hyper}
+    own = {"merge_dims": hyper.pop("merge_dims", False)}
+    merged = Merged(limit)(shape) if own["merge_dims"] else shape
+    assert_follows(fo.soap, bases.soap, shape, hyper, own, {"shape": merged})
+
+
+BOTH: dict[str, Any] = {"lr": 0.05, "betas": (0.9, 0.95), "precondition_frequency": 2}
+
+
+def assert_follows(recipe, loop, shape, hyper, own, its, tolerance=1e-10):
+    """Ten steps; own, its: arguments that only one of both has."""
     (p, *grads) = [x["w"] for x in some({"w": shape}, 10)]
-    tx = fo.as_matrix(fo.soap(0.05, (0.9, 0.95), precondition_frequency=2, **hyper), kernel="auto")
+    tx = fo.as_matrix(recipe(**hyper, **own), kernel="auto")
     found = step_update(tx, {"w": p}, [{"w": g} for g in grads])["w"]
-    limit = hyper.get("max_precond_dim", 10000)
-    merged = Merged(limit)(shape) if "merge_dims" in hyper else shape
-    assert_close(
-        found, tensors.soap_of_tensors(p, grads, 0.05, merged, max_precond_dim=limit), 1e-10
-    )
+    wanted = loop(p.numpy(), [g.numpy() for g in grads], **{**hyper, **its})
+    assert_close(found, torch.as_tensor(wanted), tolerance)
 
 
 @pytest.mark.parametrize("soap", [False, True])
 @pytest.mark.parametrize("shape", [(4, 3, 3), (4, 3, 3, 1), (3, 2, 2, 3)])
 def test_kl_factors_of_each_dimension_estimate_each_other(shape, soap):
-    (p, *grads) = [x["w"] for x in some({"w": shape}, 10)]
-    recipe = fo.kl_soap if soap else fo.kl_shampoo
-    tx = recipe(0.05, (0.9, 0.95) if soap else 0.9, shampoo_beta=0.95, precondition_frequency=2)
-    found = step_update(fo.as_matrix(tx, kernel="auto"), {"w": p}, [{"w": g} for g in grads])["w"]
-    assert_close(found, tensors.kl_of_tensors(p, grads, 0.05, soap=soap), 1e-10)
+    if soap:
+        assert_follows(fo.kl_soap, bases.kl_soap, shape, {**BOTH, "shampoo_beta": 0.95}, {}, {})
+    else:
+        hyper = {"lr": 0.05, "momentum": 0.9, "shampoo_beta": 0.95, "precondition_frequency": 2}
+        assert_follows(fo.kl_shampoo, bases.kl_shampoo, shape, hyper, {}, {})
 
 
 @pytest.mark.parametrize("target", [1, 2, math.inf])
 @pytest.mark.parametrize(("shape", "limit"), [((4, 3, 2), 1024), ((5, 4, 3, 3), 12)])
 def test_shampoo_has_a_factor_for_each_dimension(shape, limit, target):
-    (p, *grads) = [x["w"] for x in some({"w": shape}, 10)]
-    tx = fo.shampoo(
-        0.05,
-        (0.9, 0.95),
-        1e-6,
-        max_preconditioner_dim=limit,
-        target_parameter_dimensionality=target,
-    )
-    found = step_update(fo.as_matrix(tx, kernel="auto"), {"w": p}, [{"w": g} for g in grads])["w"]
-    assert_close(
-        found, tensors.shampoo_of_tensors(p, grads, 0.05, Merged(limit, target)(shape)), 1e-9
-    )
+    hyper = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-6, "max_preconditioner_dim": limit}
+    own, merged = {"target_parameter_dimensionality": target}, Merged(limit, target)(shape)
+    assert_follows(fo.shampoo, bases.shampoo, shape, hyper, own, {"shape": merged}, 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,9 @@ def _factor(t, b2):
 
 
 def ademamix(
-    p,
-    grads,
-    lr,
-    betas=(0.9, 0.999, 0.9999),
-    alpha=2.0,
-    beta3_warmup=None,
-    alpha_warmup=None,
-    eps=1e-8,
-    weight_decay=0.0,
-):
+    p, grads, lr, betas=(0.9, 0.999, 0.9999), alpha=2.0, beta3_warmup=None, alpha_warmup=None,
+    eps=1e-8, weight_decay=0.0,
+):  # fmt: skip
     """Pagliardini et al. 2024, Algorithm 1, as in their code."""
     b1, b2, b3 = betas
     fast, slow, v = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
@@ -69,16 +62,9 @@ def ademamix(
 
 
 def simplified_ademamix(
-    p,
-    grads,
-    lr,
-    betas=(0.99, 0.95),
-    alpha=0.0,
-    beta1_warmup=None,
-    min_beta1=0.9,
-    eps=1e-8,
+    p, grads, lr, betas=(0.99, 0.95), alpha=0.0, beta1_warmup=None, min_beta1=0.9, eps=1e-8,
     weight_decay=0.0,
-):
+):  # fmt: skip
     """Morwani et al. 2025, as in their code."""
     (b1, b2), m, v = betas, np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(grads, start=1):
@@ -111,18 +97,9 @@ def laprop(p, grads, lr, betas=(0.9, 0.999), eps=1e-15, weight_decay=0.0):
 
 
 def mars(
-    p,
-    grads,
-    lr,
-    betas=(0.95, 0.99),
-    eps=1e-8,
-    weight_decay=0.0,
-    gamma=0.025,
-    optimize_1d=False,
-    lr_1d=3e-3,
-    betas_1d=(0.9, 0.95),
-    weight_decay_1d=0.1,
-):
+    p, grads, lr, betas=(0.95, 0.99), eps=1e-8, weight_decay=0.0, gamma=0.025, optimize_1d=False,
+    lr_1d=3e-3, betas_1d=(0.9, 0.95), weight_decay_1d=0.1,
+):  # fmt: skip
     """Yuan et al. 2024, as in their code."""
     if p.ndim != 2 and not optimize_1d:
         return _adamw(p, grads, lr_1d, weight_decay_1d, betas_1d, eps)
@@ -158,16 +135,9 @@ def primal_averaged(p, grads, lr, train_interp_coeff, eval_interp_coeff):
 
 
 def sophia(
-    p,
-    grads,
-    lr,
-    betas=(0.965, 0.99),
-    rho=0.04,
-    weight_decay=0.1,
-    eps=1e-15,
-    maximize=False,
+    p, grads, lr, betas=(0.965, 0.99), rho=0.04, weight_decay=0.1, eps=1e-15, maximize=False,
     hessians=None,
-):
+):  # fmt: skip
     """Liu et al. 2023, Algorithm 3, with the numbers of the authors' code.
 
     hessians: the estimate that comes before each step, or None.

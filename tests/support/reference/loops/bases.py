@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -10,205 +12,159 @@ from functional_optim.core import draws, randomness
 from reference.loops.averages import _adamw
 
 
-def soap(
-    p,
-    grads,
-    lr,
-    betas=(0.95, 0.95),
-    shampoo_beta=None,
-    eps=1e-8,
-    weight_decay=0.01,
-    precondition_frequency=10,
-    max_precond_dim=10000,
-):
-    """Vyas et al. 2024, with the first step, the decay and the sorting of their code."""
-    b1, b2 = betas
-    bs = b2 if shampoo_beta is None else shampoo_beta
-    one_dim = p.ndim < 2
-    m, v = np.zeros_like(p), np.zeros_like(p)
-    shape = (1, p.size) if one_dim else p.shape
-    used = [not one_dim and n <= max_precond_dim for n in shape]
-    factors = [np.zeros((n, n)) for n in shape]
-    bases = [np.eye(n) for n in shape]
+def _along(q, X, i):
+    """A matrix times each of the vectors along one dimension."""
+    return np.moveaxis(np.tensordot(q, X, axes=(1, i)), 0, i)
+
+
+def _rows(X, i):
+    return np.moveaxis(X, i, 0).reshape(X.shape[i], -1)
+
+
+def _gram(X, i):
+    return _rows(X, i) @ _rows(X, i).T
+
+
+def _into(bases, X):
+    """In the basis of each dimension; None: as it is."""
+    for i, q in enumerate(bases):
+        X = X if q is None else _along(q.T, X, i)
+    return X
+
+
+def _back(bases, X):
+    return _into([None if q is None else q.T for q in bases], X)
+
+
+def _eigenvectors(A):
+    return np.linalg.eigh(A)[1][:, ::-1]
+
+
+def soap(p, grads, lr, betas, eps, precondition_frequency, weight_decay=0.01, **more):
+    """Vyas et al. 2024, with the first step, the decay and the sorting of their code.
+
+    shape: with merged dimensions.
+    """
+    if p.size == 0:
+        return p
+    (b1, b2), whole = betas, p.shape
+    shape = more.get("shape") or (p.shape if p.ndim > 1 else (1, p.size))
+    m, v, factors = np.zeros(shape), np.zeros(shape), [np.zeros((n, n)) for n in shape]
+    used = [p.ndim > 1 and n <= more.get("max_precond_dim", 10000) for n in shape]
+    bases = [None] * len(shape)
     for t, g in enumerate(grads):
         g = g.reshape(shape)
         if t > 0:
-            ql, qr = bases
-            h = ql.T @ g @ qr
-            m, v = m.reshape(shape), v.reshape(shape)
-            m = b1 * m + (1 - b1) * h
-            v = b2 * v + (1 - b2) * h**2
+            h = _into(bases, g)
+            m, v = b1 * m + (1 - b1) * h, b2 * v + (1 - b2) * h**2
             rate = lr * np.sqrt(1 - b2**t) / (1 - b1**t)
-            p = p - rate * (ql @ (m / (np.sqrt(v) + eps)) @ qr.T).reshape(p.shape)
+            p = p - rate * _back(bases, m / (np.sqrt(v) + eps)).reshape(whole)
             p = p - lr * weight_decay * p
-        factors[0] = bs * factors[0] + (1 - bs) * g @ g.T
-        factors[1] = bs * factors[1] + (1 - bs) * g.T @ g
+        factors = [b2 * A + (1 - b2) * _gram(g, i) for i, A in enumerate(factors)]
         if t == 0:
-            for i in range(2):
-                if used[i]:
-                    bases[i] = np.linalg.eigh(factors[i])[1][:, ::-1]
+            pairs = zip(used, factors, strict=True)
+            bases = [_eigenvectors(A) if use else None for use, A in pairs]
         elif t % precondition_frequency == 0:
-            plain = bases[0] @ m @ bases[1].T
-            for i in range(2):
-                if used[i] and factors[i].any():
-                    order = np.argsort(-np.diag(bases[i].T @ factors[i] @ bases[i]))
+            plain = _back(bases, m)
+            for i, (A, q) in enumerate(zip(factors, bases, strict=True)):
+                if q is not None and A.any():
+                    order = np.argsort(-np.diag(q.T @ A @ q))
                     v = np.take(v, order, axis=i)
-                    bases[i] = np.linalg.qr(factors[i] @ bases[i][:, order])[0]
-            m = bases[0].T @ plain @ bases[1]
+                    bases[i] = np.linalg.qr(A @ q[:, order])[0]
+            m = _into(bases, plain)
     return p
 
 
-class Basis:
-    """The factors, as in `update_2d_preconditioner`: what is kept of eigenvalues is 1 / √λ."""
-
-    def __init__(self, g, beta, init_factor, max_clamp_value):
-        m, n = g.shape
-        self.beta = beta
-        self.factors = [(1 - beta) / n * g @ g.T, (1 - beta) / m * g.T @ g]
-        self.q = [np.linalg.eigh(x)[1][:, ::-1] for x in self.factors]
-        self.s = [np.full(k, init_factor**-0.5) for k in g.shape]
-        self.most = [max(10, min(k, max_clamp_value)) for k in g.shape]
-
-    def rotate(self, x):
-        return self.q[0].T @ x @ self.q[1]
-
-    def back(self, x):
-        return self.q[0] @ x @ self.q[1].T
-
-    def see(self, g):
-        m, n = g.shape
-        inverse = [q @ np.diag(s**2) @ q.T for q, s in zip(self.q, self.s, strict=True)]
-        h = self.rotate(g)
-        new = [
-            np.mean((h * self.s[1][None, :]) ** 2, axis=1),
-            np.mean((h * self.s[0][:, None]) ** 2, axis=0),
-        ]
-        grams = [g @ inverse[1] @ g.T / n, g.T @ inverse[0] @ g / m]
-        for i in range(2):
-            self.factors[i] = self.beta * self.factors[i] + (1 - self.beta) * grams[i]
-            value = self.beta / self.s[i] ** 2 + (1 - self.beta) * new[i]
-            self.s[i] = np.minimum(value**-0.5, self.most[i])
-
-    def renew(self):
-        self.q = [np.linalg.qr(x @ q)[0] for x, q in zip(self.factors, self.q, strict=True)]
-
-
-def kl_soap(
-    p,
-    grads,
-    lr,
-    betas=(0.9, 0.98),
-    shampoo_beta=None,
-    eps=1e-8,
-    weight_decay=0.01,
-    precondition_frequency=10,
-    init_factor=0.1,
-    max_clamp_value=4000,
-):
+def kl_soap(p, grads, lr, betas, **more):
     """Lin et al. 2025, with the first step, the decay and the bounds of their code."""
-    b1, b2 = betas
+    return _kl(p, grads, lr, *betas, **more)
+
+
+def kl_shampoo(p, grads, lr, momentum, **more):
+    """Likewise, with the average of the gradients divided by all roots."""
+    return _kl(p, grads, lr, momentum, None, **more)
+
+
+def _kl(
+    p, grads, lr, b1, b2, shampoo_beta, precondition_frequency, eps=1e-8, weight_decay=0.01,
+    init_factor=0.1, max_clamp_value=4000,
+):  # fmt: skip
+    """What is kept of eigenvalues is 1 / √λ; all of a step are of the last."""
+    whole, p, b3, n = p.shape, p.squeeze(), shampoo_beta, p.squeeze().ndim
+    grads = [g.reshape(p.shape) for g in grads]
     m, v = np.zeros_like(p), np.zeros_like(p)
-    bs = b2 if shampoo_beta is None else shampoo_beta
-    basis = Basis(grads[0], bs, init_factor, max_clamp_value)
+    others = [p.size / k for k in p.shape]
+    factors = [(1 - b3) * _gram(grads[0], i) / k for i, k in enumerate(others)]
+    bases = [_eigenvectors(A) for A in factors]
+    roots = [np.full(k, init_factor**-0.5) for k in p.shape]
     for t, g in enumerate(grads[1:], start=1):
-        h = basis.rotate(g)
-        m = b1 * m + (1 - b1) * h
-        v = b2 * v + (1 - b2) * h**2
-        p = (1 - lr * weight_decay) * (p - lr * basis.back(m / (np.sqrt(v) + eps)))
-        basis.see(g)
-        if t % precondition_frequency == 0:
-            plain = basis.back(m)
-            basis.renew()
-            m = basis.rotate(plain)
-    return p
-
-
-def kl_shampoo(
-    p,
-    grads,
-    lr,
-    momentum=0.9,
-    shampoo_beta=0.98,
-    eps=1e-8,
-    weight_decay=0.01,
-    precondition_frequency=10,
-    init_factor=0.1,
-    max_clamp_value=4000,
-):
-    """Likewise."""
-    m = np.zeros_like(p)
-    basis = Basis(grads[0], shampoo_beta, init_factor, max_clamp_value)
-    for t, g in enumerate(grads[1:], start=1):
-        m = momentum * m + (1 - momentum) * g
-        s = np.outer(*basis.s)
-        p = p - lr * basis.back(basis.rotate(m) * (s / (1 + eps * s)))
+        shaped = [r.reshape([-1 if j == i else 1 for j in range(n)]) for i, r in enumerate(roots)]
+        if b2 is None:
+            m, scale = b1 * m + (1 - b1) * g, math.prod(shaped)
+            u = _into(bases, m) * scale / (1 + eps * scale)
+        else:
+            h = _into(bases, g)
+            m, v = b1 * m + (1 - b1) * h, b2 * v + (1 - b2) * h**2
+            u = m / (np.sqrt(v) + eps)
+        p = p - lr * _back(bases, u)
         p = p - lr * weight_decay * p
-        basis.see(g)
+        plain = _back(bases, m)
+        for i, k in enumerate(others):
+            white = g
+            for j in range(n):
+                white = white if i == j else _along(bases[j].T, white, j) * shaped[j]
+            factors[i] = b3 * factors[i] + (1 - b3) * _gram(white, i) / k
+            seen = np.mean(_rows(_along(bases[i].T, white, i), i) ** 2, axis=1)
+            most = max(10, min(len(seen), max_clamp_value))
+            roots[i] = np.minimum((b3 * roots[i] ** -2 + (1 - b3) * seen) ** -0.5, most)
         if t % precondition_frequency == 0:
-            basis.renew()
-    return p
+            bases = [np.linalg.qr(A @ q)[0] for A, q in zip(factors, bases, strict=True)]
+            m = m if b2 is None else _into(bases, plain)
+    return p.reshape(whole)
 
 
-def shampoo(
-    p,
-    grads,
-    lr,
-    betas=(0.9, 1.0),
-    eps=1e-12,
-    weight_decay=0.0,
-    weight_decay_type="decoupled",
-    peak_lr=None,
-    momentum=0.0,
-    max_preconditioner_dim=1024,
-    precondition_frequency=1,
-    grafting=None,
-    grafting_eps=1e-10,
-):
-    """Gupta et al. 2018, Algorithm 1, with the additions of Shi et al. 2023."""
+def shampoo(p, grads, lr, *, max_preconditioner_dim=1024, shape=None, **more):
+    """Gupta et al. 2018, Algorithm 1, with the additions of Shi et al. 2023.
+
+    shape: with merged dimensions, all of them within the limit.
+    """
+    whole, d = p.shape, max_preconditioner_dim
     if p.size == 0:
         return p
-    shape = p.shape
-    p = p.reshape(shape[0], -1) if p.ndim > 1 else p.reshape(-1, 1)
-    grads = [g.reshape(p.shape) for g in grads]
-    decay = {
-        "decoupled": weight_decay,
-        "corrected": weight_decay * lr / (peak_lr or 1.0),
-        "independent": weight_decay / (peak_lr or 1.0),
-    }[weight_decay_type]
-    d, new = max_preconditioner_dim, np.empty_like(p)
+    if shape is not None:
+        found = _block(p.reshape(shape), [g.reshape(shape) for g in grads], lr, **more)
+        return found.reshape(whole)
+    p = p.reshape(whole[0], -1) if p.ndim > 1 else p.reshape(-1, 1)
+    grads, new = [g.reshape(p.shape) for g in grads], np.empty_like(p)
     for i in range(0, p.shape[0], d):
         for j in range(0, p.shape[1], d):
             here = np.s_[i : i + d, j : j + d]
-            new[here] = _block(
-                *(p[here], [g[here] for g in grads], lr, betas, eps, decay, momentum),
-                *(precondition_frequency, grafting, grafting_eps),
-            )
-    return new.reshape(shape)
+            new[here] = _block(p[here], [g[here] for g in grads], lr, **more)
+    return new.reshape(whole)
 
 
-def _block(p, grads, lr, betas, eps, decay, momentum, every, grafting, grafting_eps):
-    b1, b2 = betas
+def _block(p, grads, lr, betas, eps, momentum=0.0, precondition_frequency=1, **more):
+    (b1, b2), peak_lr, every = betas, more.get("peak_lr") or 1.0, precondition_frequency
+    decay = {"decoupled": 1.0, "corrected": lr / peak_lr, "independent": 1 / peak_lr}
+    decay = more.get("weight_decay", 0.0) * decay[more.get("weight_decay_type", "decoupled")]
     weight = 1.0 if b2 == 1 else 1 - b2
-    sides = [k for k in (0, 1) if p.shape[k] > 1] or [0]
+    sides = [k for k in range(p.ndim) if p.shape[k] > 1] or [0]
     factors = {k: np.zeros((p.shape[k],) * 2) for k in sides}
     roots = {k: np.eye(p.shape[k]) for k in sides}
     m, v, b = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(grads, start=1):
         m = b1 * m + (1 - b1) * g
         v = 0.999 * v + 0.001 * g**2
-        M = m / (1 - b1**t)
-        adam = M / (np.sqrt(v / (1 - 0.999**t)) + grafting_eps)
+        W = m / (1 - b1**t)
+        adam = W / (np.sqrt(v / (1 - 0.999**t)) + more.get("grafting_eps", 1e-10))
         for k in sides:
-            factors[k] = b2 * factors[k] + weight * (g @ g.T if k == 0 else g.T @ g)
+            factors[k] = b2 * factors[k] + weight * _gram(g, k)
             if t % every == 0:
-                A = factors[k] / (1.0 if b2 == 1 else 1 - b2**t)
-                values, Q = np.linalg.eigh(A)
+                values, Q = np.linalg.eigh(factors[k] / (1.0 if b2 == 1 else 1 - b2**t))
                 values = np.maximum(values, 0.0) + eps
                 roots[k] = Q @ np.diag(values ** (-1 / (2 * len(sides)))) @ Q.T
-        W = M
-        for k in sides:
-            W = roots[k] @ W if k == 0 else W @ roots[k]
-        if grafting:
+            W = _along(roots[k], W, k)
+        if more.get("grafting"):
             W = W * np.linalg.norm(adam) / (np.linalg.norm(W) + 1e-16)
             W = adam if t < every else W
         b = momentum * b + W + decay * p
@@ -217,17 +173,9 @@ def _block(p, grads, lr, betas, eps, decay, momentum, every, grafting, grafting_
 
 
 def psgd_kron(
-    p,
-    grads,
-    lr,
-    b1=0.9,
-    weight_decay=0.0,
-    preconditioner_update_probability=None,
-    memory_save_mode=None,
-    precond_lr=0.1,
-    clip_rms=1.1,
-    seed=0,
-):
+    p, grads, lr, b1=0.9, weight_decay=0.0, preconditioner_update_probability=None,
+    memory_save_mode=None, precond_lr=0.1, clip_rms=1.1, seed=0,
+):  # fmt: skip
     """Li 2018, as kron_torch has it; its random numbers are those of the library."""
     flat = (p.shape[0], -1) if p.ndim > 2 else p.shape or (1,)
     if p.size == 0:
@@ -271,11 +219,6 @@ def _drawn(seed, t, shape):
     return drawn.numpy().reshape(shape)
 
 
-def _along(q, X, i):
-    """A matrix times each of the vectors along one dimension."""
-    return np.moveaxis(np.tensordot(q, X, axes=(1, i)), 0, i)
-
-
 def _learned(q, A, B, i, precond_lr, triangular):
     a, b = [np.moveaxis(X, i, 0).reshape(len(q), -1) for X in (A, B)]
     aa, bb = a @ a.T, b @ b.T
@@ -289,16 +232,9 @@ def _learned(q, A, B, i, precond_lr, triangular):
 
 
 def galore(
-    p,
-    grads,
-    lr,
-    betas=(0.9, 0.999),
-    eps=1e-6,
-    weight_decay=0.0,
-    rank=128,
-    update_proj_gap=200,
+    p, grads, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, rank=128, update_proj_gap=200,
     scale=0.25,
-):
+):  # fmt: skip
     """As the authors have it; a kernel is a matrix."""
     if p.ndim < 2:
         return _adamw(p, grads, lr, weight_decay, betas, eps)
@@ -324,19 +260,9 @@ def galore(
 
 
 def apollo(
-    p,
-    grads,
-    lr,
-    betas=(0.9, 0.999),
-    eps=1e-6,
-    weight_decay=0.0,
-    rank=256,
-    update_proj_gap=200,
-    scale=1.0,
-    scale_type="channel",
-    growth=1.01,
-    seed=0,
-):
+    p, grads, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, rank=256, update_proj_gap=200,
+    scale=1.0, scale_type="channel", growth=1.01, seed=0,
+):  # fmt: skip
     """As the authors have it; its random numbers are those of the library. A kernel is a matrix."""
     if p.ndim < 2:
         return _adamw(p, grads, lr, weight_decay, betas, eps)

@@ -112,16 +112,9 @@ def _farthest(g, norm, normalized):
 
 
 def scion(
-    p,
-    grads,
-    lr,
-    momentum=0.9,
-    norm="auto",
-    normalized=None,
-    radius=1.0,
-    unconstrained=False,
+    p, grads, lr, momentum=0.9, norm="auto", normalized=None, radius=1.0, unconstrained=False,
     ns_dtype=None,
-):
+):  # fmt: skip
     """https://arxiv.org/abs/2502.07529, Algorithms 1 and 2."""
     d = np.zeros_like(p)
     for g in grads:
@@ -134,18 +127,8 @@ def scion(
 
 
 def muon_adamw(
-    p,
-    grads,
-    lr,
-    adamw_lr,
-    weight_decay,
-    adamw_weight_decay,
-    momentum,
-    betas,
-    eps,
-    ns_dtype,
-    muon,
-):
+    p, grads, lr, adamw_lr, weight_decay, adamw_weight_decay, momentum, betas, eps, ns_dtype, muon,
+):  # fmt: skip
     """Jordan et al. 2024 for arrays of two dimensions or more; AdamW for others."""
     if p.ndim < 2:
         return _adamw(p, grads, adamw_lr, adamw_weight_decay, betas, eps)
