@@ -146,6 +146,14 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture
+def doubles() -> Iterator[None]:
+    """Numbers that recur are kept in the default dtype: so that all ways to run round alike."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def mesh() -> Iterator[Any]:
     """A device mesh of this process alone."""
     from torch import distributed as dist

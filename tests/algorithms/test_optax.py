@@ -301,14 +301,6 @@ ROWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def doubles():
-    """Numbers that recur are kept in the default dtype."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def tensors(tree: Any) -> Any:
     return optree.tree_map(torch.as_tensor, tree)
 
@@ -322,6 +314,7 @@ def assert_near(ours: Any, theirs: Any, tolerance: float) -> None:
         )
 
 
+@pytest.mark.usefixtures("doubles")
 @pytest.mark.parametrize("name", ROWS)
 def test_fifty_steps_are_those_of_optax(name):
     row, found = ROWS[name], FOUND[name]

@@ -103,46 +103,6 @@ def test_every_row_has_a_reference():
 # ---------------------------------------------------------------- links
 
 
-@pytest.mark.parametrize("max_norm", [0.1, 5.0, 100.0])
-def test_clip_by_global_norm_equals_clip_grad_norm(max_norm):
-    params = make_params()
-    (grads,) = make_grads(params, 1)
-    theirs = as_parameters(params)
-    for p, g in zip(theirs, grads.values(), strict=True):
-        p.grad = g.clone()
-    norm = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
-    assert (norm > max_norm) == (max_norm < 100)  # clipped in two of the three cases
-    tx = fo.clip_by_global_norm(max_norm, eps=1e-6)
-    clipped, _ = tx.update(grads, tx.init(params), params)
-    assert_close(list(clipped.values()), [p.grad for p in theirs], 1e-12)
-
-
-def test_clip_by_value_equals_clip_grad_value():
-    params = make_params()
-    (grads,) = make_grads(params, 1)
-    theirs = as_parameters(params)
-    for p, g in zip(theirs, grads.values(), strict=True):
-        p.grad = g.clone()
-    torch.nn.utils.clip_grad_value_(theirs, 0.5)
-    tx = fo.clip_by_value(0.5)
-    clipped, _ = tx.update(grads, tx.init(params), params)
-    assert_close(list(clipped.values()), [p.grad for p in theirs], 0.0)
-
-
-def test_params_ema_equals_an_averaged_model():
-    model = torch.nn.Linear(3, 2, dtype=torch.float64)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    average.update_parameters(model)
-    params = clone(dict(model.named_parameters()))
-    grads = make_grads(params, STEPS)
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    for g in grads:
-        step_object(opt, [g])
-        average.update_parameters(model)
-    _, state = run(fo.chain(fo.sgd(0.1), fo.params_ema(0.9)), params, grads)
-    assert_close(state.slots["params_ema"], dict(average.module.named_parameters()), 1e-12)
-
-
 def test_params_ema_of_half_precision_averages_the_rounded_parameters():
     p, g = torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1e-3], dtype=torch.bfloat16)
     moved, state = run(fo.chain(fo.sgd(1.0), fo.params_ema(0.0)), p, [g])

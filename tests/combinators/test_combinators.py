@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import combined
-import optree
 import pytest
 import torch
 from combined import LEAFWISE, WHOLE, WRAPPED, named_params, whole
-from helpers import assert_close, assert_same, clone, run, through_file
+from helpers import assert_close, assert_same, clone, run
 from sampling import some
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
 from functional_optim import kernels
@@ -54,14 +51,6 @@ def rounding(recipe, other=1e-12):
     return 5e-2 if recipe is combined.deep else other
 
 
-@pytest.fixture
-def doubles():
-    """Numbers that recur are kept in the default dtype: so that all ways to run round alike."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 # ---------------------------------------------------------------- compiled
 
 
@@ -80,66 +69,7 @@ def test_compiled_is_eager(recipe, donate):
     assert_same(params, kept)
 
 
-@pytest.mark.usefixtures("fresh_dynamo", "doubles")
-@each(ALL)
-def test_a_whole_step_is_one_graph_for_all_learning_rates(recipe):
-    params, grads = case(recipe, 6)
-    backend = CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(fullgraph=True, backend=backend)
-    def step(grads, state, params, lr):
-        updates, state = recipe(lr).update(grads, state, params)
-        return fo.apply_updates(params, updates), state
-
-    lrs = [torch.tensor(0.05 / (k + 1)) for k in range(6)]
-    mine, state = params, recipe(lrs[0]).init(params)
-    want, known = params, recipe(lrs[0]).init(params)
-    frames = []
-    for g, lr in zip(grads, lrs, strict=True):
-        mine, state = step(g, state, mine, lr)
-        frames.append(backend.frame_count)
-        updates, known = recipe(lr).update(g, known, want)
-        want = fo.apply_updates(want, updates)
-    # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
-    assert frames == [frames[0]] * 6
-    assert_close((mine, state), (want, known), rounding(recipe))
-
-
 # ---------------------------------------------------------------- vmap and derivatives
-
-
-def stacked(trees):
-    return optree.tree_map(lambda *x: torch.stack(x), *trees)
-
-
-@each(ALL)
-def test_a_batch_of_learning_rates_is_the_loop(recipe):
-    params, grads = case(recipe, 5)
-
-    def go(lr):
-        return run(recipe(lr), params, grads)[0]
-
-    lrs = torch.tensor([0.01, 0.03, 0.1], dtype=torch.float64)
-    alone = [go(lr) for lr in lrs]
-    together = torch.vmap(go)(lrs)
-    assert_close(together, stacked(alone), rounding(recipe))
-
-
-@each(ALL)
-def test_an_ensemble_is_the_loop(recipe):
-    """Its gates open and shut for each member by itself."""
-    members = []
-    for seed in range(3):
-        params, grads = case(recipe, 5)
-        torch.manual_seed(seed)
-        members.append((params, grads if seed else grads[::-1]))
-    members[0][1][2]["body.w"].mul_(5)
-
-    def go(params, grads):
-        return run(recipe(0.05), params, grads)[0]  # vmap returns no None, which some slots are
-
-    together = torch.vmap(go)(stacked([m[0] for m in members]), stacked([m[1] for m in members]))
-    assert_close(together, stacked([go(*m) for m in members]), rounding(recipe, 1e-6))
 
 
 @pytest.mark.usefixtures("doubles")
@@ -175,23 +105,6 @@ def step(opt, mine, grads):
         for name, p in mine.items():
             p.grad = None if g[name] is None else g[name].clone()
         opt.step()
-
-
-@pytest.mark.usefixtures("doubles")
-@each(ALL)
-def test_the_object_is_the_functional_loop(recipe):
-    params, grads = case(recipe)
-    opt, mine = make(recipe, params)
-    step(opt, mine, grads)
-    moved, state = run(recipe(0.05), params, grads)
-    tolerance = rounding(recipe)
-    assert_close({name: p.detach() for name, p in mine.items()}, moved, tolerance)
-    for key, slots in state.slots.items() if recipe in LEAFWISE else ():
-        for name, x in slots.items():
-            kept = opt.state.get(mine[name], {}).get(key)
-            assert (kept is None) == (x is None)
-            if x is not None:
-                assert_close(kept, x, tolerance)
 
 
 @pytest.mark.usefixtures("doubles")
@@ -242,21 +155,6 @@ def stepped(recipe, params, grads):
     step(opt, mine, grads)
     assert not opt.state.get(mine["body.w"])
     return {name: p.detach() for name, p in mine.items()}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@each(ALL)
-def test_resumed_and_pickled_runs_are_uninterrupted(recipe, dtype):
-    params, grads = case(recipe, 9, dtype)
-    opt, mine = make(recipe, params)
-    step(opt, mine, grads[:5])
-    loaded, own = make(recipe, {name: p.detach() for name, p in mine.items()})
-    loaded.load_state_dict(through_file(opt.state_dict()))
-    copies = [(loaded, own), pickle.loads(pickle.dumps((opt, mine)))]
-    step(opt, mine, grads[5:])
-    for other, tensors in copies:
-        step(other, tensors, grads[5:])
-        assert_same([p.detach() for p in tensors.values()], [p.detach() for p in mine.values()])
 
 
 @each([combined.with_norms, combined.guarded])

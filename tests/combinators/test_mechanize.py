@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,14 +10,6 @@ from helpers import as_parameters, assert_close, copy_of, make_grads, make_param
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.combinators.mechanize import BETAS
-
-
-@pytest.fixture
-def doubles() -> Iterator[None]:
-    """Carried numbers in float64, as the loop has them."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def loop(params, grads, lr, s_decay=0.01, betas=BETAS, s_init=1e-8, eps=1e-8):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import cases
@@ -17,14 +16,6 @@ from functional_optim import adapters
 
 WARM = 4
 """Ordinary steps before those that are recorded: RAdam's rectification begins between them."""
-
-
-@pytest.fixture(autouse=True)
-def float64_by_default() -> Iterator[None]:
-    """That of carried numbers, whose rounding a finite difference would see."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 # ---------------------------------------------------------------- differentiable=True
@@ -185,7 +176,10 @@ START = {
 }
 every_pure = pytest.mark.parametrize("case", PURE)
 # torch's own rules for forward mode are scripted at their first use
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("doubles"),  # a finite difference would see the rounding of others
+]
 BATCH = [p for p in PURE if not p.values[0].cannot & {"vmap", "schedule"}]
 
 

@@ -1,10 +1,12 @@
-"""The table of links: one row sends a link through every way of running it."""
+"""The table of links and of recipes that are not leafwise, or read the loss: one row sends each
+through every way of running it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import combined
 import pytest
 import torch
 from torch import Tensor
@@ -18,22 +20,30 @@ SHAPES = {"cube": (2, 3, 2), "kernel": (2, 3, 2, 2), "matrix": (3, 4), "scalar":
 class LinkCase(NamedTuple):
     """A row.
 
-    make: the link. last: does it stand after the learning rate? dim: the only number of dimensions
-    of a parameter that it takes. real: does it refuse complex ones? extra: an argument of its
-    update. batched: can vmap go over its state? rounding: how far equal float64 results may part.
+    make: the link. last: does it stand after the learning rate? whole: is it a recipe, from the
+    learning rate? dim: the only number of dimensions of a parameter that it takes. real: does it
+    refuse complex ones? extra: an argument of its update. batched: can vmap go over its state?
+    rounding: how far equal float64 results may part. shapes: of parameters. bad: is there a NaN in
+    some gradients? steps: in which it does all that it does.
     """
 
     name: str
-    make: Callable[[], fo.GradientTransformation]
+    make: Callable[..., fo.GradientTransformation]
     last: bool = False
+    whole: bool = False
     dim: int | None = None
     real: bool = False
     extra: str = ""
     batched: bool = True
     rounding: float = 1e-12
+    shapes: dict[str, tuple[int, ...]] = SHAPES
+    bad: bool = False
+    steps: int = 4
 
     def recipe(self, lr: Any = 0.1) -> fo.GradientTransformation:
         """A descent with this link in its place."""
+        if self.whole:
+            return self.make(lr)
         parts = [self.make(), fo.scale_by_lr(lr)]
         return fo.chain(*(reversed(parts) if self.last else parts))
 
@@ -41,18 +51,21 @@ class LinkCase(NamedTuple):
         """A tree of all shapes that it takes, positive entries for sets that ask for them."""
         random = torch.Generator().manual_seed(seed)
         found = {}
-        for name, shape in SHAPES.items():
+        for name, shape in self.shapes.items():
             x = torch.randn(shape, dtype=torch.complex128, generator=random)
             if self.dim in (None, len(shape)):
                 found[name] = (x if dtype.is_complex else x.real).to(dtype).contiguous()
         return found
 
     def grads(self, params: dict[str, Tensor], steps: int) -> list[dict[str, Tensor]]:
-        return [
+        found = [
             {name: x.to(params[name].dtype) for name, x in self.params(p.dtype, seed).items()}
             for seed in range(10, 10 + steps)
             for p in [next(iter(params.values()))]
         ]
+        for g in found[1::5] if self.bad else ():
+            g["body.b"][2] = torch.nan
+        return found
 
     def given(self, step: int) -> dict[str, Any]:
         """The extra arguments of a step."""
@@ -71,6 +84,11 @@ class LinkCase(NamedTuple):
 
 def row(name: str, make: Callable[[], Any], **said: Any) -> LinkCase:
     return LinkCase(name, make, **said)
+
+
+def reading(name: str, make: Callable[[Any], Any]) -> LinkCase:
+    """A recipe that reads the loss."""
+    return LinkCase(name, make, whole=True, extra="value")
 
 
 def inside(projection: Any, **numbers: float) -> Callable[[], Any]:
@@ -121,6 +139,12 @@ NEW = (
     row("apply_delta", lambda: fo.apply_delta(0.3)),
     row("set_to_zero", lambda: fo.set_to_zero()),
     row("scale_by_polyak", lambda: fo.scale_by_polyak(0.1, eps=1e-3), extra="value"),
+    row("plateau", lambda: fo.reduce_on_plateau(0.5, patience=1, rtol=1.0), extra="value"),
+    reading("momo", lambda lr: fo.momo(lr, weight_decay=0.1, beta=0.8, lb=0.2)),
+    reading("momo-corrected", lambda lr: fo.momo(lr, beta=0.8, bias_correction=True)),
+    reading("momo-fstar", lambda lr: fo.momo(lr, weight_decay=0.1, use_fstar=True)),
+    reading("momo_adam", lambda lr: fo.momo_adam(lr, (0.8, 0.95), 1e-3, 0.1, lb=0.2)),
+    reading("momo_adam-fstar", lambda lr: fo.momo_adam(lr, eps=1e-3, use_fstar=True)),
 )
 
 MOMENTS = (
@@ -167,6 +191,18 @@ OLD = (
     row("scale_by_sm3", lambda: fo.scale_by_sm3(), real=True, batched=False),
     row("scale_by_sophia", lambda: fo.scale_by_sophia()),
     row("scale_by_stable_adam", lambda: fo.scale_by_stable_adam()),
+)
+
+TAKING_NAN = (combined.finite, combined.growing, combined.guarded)
+COMBINED = tuple(
+    LinkCase(
+        recipe.__name__,
+        recipe,
+        **{"whole": True, "batched": False, "shapes": combined.SHAPES, "steps": 9},
+        rounding=5e-2 if recipe is combined.deep else 1e-12,  # Muon's iteration is in bfloat16
+        bad=recipe in TAKING_NAN,
+    )
+    for recipe in (*combined.LEAFWISE, *combined.WHOLE, *combined.WRAPPED)
 )
 
 EVERY_MEASURE = {

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, through_file
+from helpers import assert_same, through_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import functional_optim as fo
@@ -156,40 +155,6 @@ def test_a_state_is_saved_in_the_middle():
     found = steps(tx, values[15:], back["params"], fo.State(**back["state"]))
     assert_same(found, wanted)
     assert fo.get(found[1], "scale") < 0.3
-
-
-def test_many_runs_at_once_are_the_runs_one_by_one():
-    tx = fo.reduce_on_plateau(0.5, patience=2, cooldown=1)
-    values = torch.tensor([losses(20, seed, noise=1.0) for seed in range(4)], dtype=torch.float64)
-    values[1] -= 5
-    states = torch.vmap(lambda _: tx.init(G))(torch.arange(4))
-    seen = []
-    for now in values.T:
-        u, states = torch.vmap(lambda s, v: tx.update(G, s, G, value=v))(states, now)
-        seen.append(u)
-    alone = [scales(run, tx) for run in values.tolist()]
-    assert torch.stack(seen, 1).tolist() == alone
-    assert len({tuple(run) for run in alone}) == 4
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_one_graph_serves_all_values_and_scales():
-    counter = CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(backend=counter, fullgraph=True)
-    def step(params, state, value):
-        updates, state = recipe().update(params, state, params, value=value)
-        return fo.apply_updates(params, updates), state
-
-    params, values = parameters(), -torch.tensor(losses(9))
-    found, frames = (params, recipe().init(params)), set()
-    for value in values:
-        found = step(*found, value)
-        frames.add(counter.frame_count)
-    # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
-    assert len(frames) == 1
-    assert_close(found, steps(recipe(), values, params, recipe().init(params)), 1e-6)
-    assert fo.get(found[1], "scale") < 1
 
 
 def test_behind_a_gate_only_open_steps_have_a_value():
