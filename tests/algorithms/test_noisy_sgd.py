@@ -7,18 +7,14 @@ import math
 import pytest
 import torch
 from helpers import (
-    as_parameters,
     assert_close,
     assert_same,
-    copy_of,
     make_grads,
     make_params,
     run,
-    step_object,
 )
 
 import functional_optim as fo
-from functional_optim import adapters
 
 
 def test_noisy_sgd_is_sgd_on_noisy_gradients():
@@ -44,15 +40,6 @@ def test_the_noise_of_noisy_sgd_decays():
     for step in range(1, 4):
         u, state = tx.update(torch.zeros_like(w), state, w)
         assert float(u.std()) == pytest.approx(math.sqrt(0.5) / step, rel=0.03)
-
-
-def test_the_object_of_noisy_sgd_is_the_functional_loop():
-    params = {name: p for name, p in make_params().items() if p.numel()}
-    grads = make_grads(params, 4)
-    mine = as_parameters(params)
-    opt = adapters.NoisySGD(zip(params, mine, strict=True), lr=0.1, seed=3, compile=False)
-    step_object(opt, grads)
-    assert_close(copy_of(mine), list(run(fo.noisy_sgd(0.1, seed=3), params, grads)[0].values()), 0)
 
 
 def test_dpsgd_clips_each_example_and_adds_noise_once():

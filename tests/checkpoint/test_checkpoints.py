@@ -14,14 +14,13 @@ import torch
 from helpers import (
     as_parameters,
     assert_close,
-    assert_same,
     copy_of,
     make_grads,
     make_params,
     step_object,
     through_file,
 )
-from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, every_pair, parameters
+from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, parameters
 from reference.make_checkpoints import functional, functional_run, go, optimizers
 from sampling import some
 
@@ -135,26 +134,6 @@ def test_loading_casts_slots_to_the_parameters_dtype_as_torch_does(pair):
 
 
 # ---------------------------------------------------------------- copies and pickles
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@every_pair
-def test_a_copy_continues_alone(pair, copied):
-    params = make_params()
-    ours, mine, _, _ = pair.make(params)
-    grads = make_grads(params, 6)
-    step_object(ours, grads[:3])
-    twin, known = copied((ours, mine))
-    assert type(twin) is type(ours)
-    assert not twin.compile
-    before = copy_of(known)
-    step_object(ours, grads[3:])
-    assert_same(copy_of(known), before)
-    step_object(twin, grads[3:])
-    assert_same(copy_of(known), copy_of(mine))
-    assert_same([twin.state[p] for p in known], [ours.state[p] for p in mine])
-    step_object(twin, grads[:1])
-    assert not torch.equal(known[0], mine[0])
 
 
 COMPOSED = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}

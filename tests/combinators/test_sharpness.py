@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from helpers import assert_close, assert_same
@@ -147,24 +144,6 @@ def test_the_object_is_the_pure_loop(name, compile):
     assert isinstance(opt, torch.optim.Optimizer)
 
 
-@each
-def test_the_object_resumes_from_a_checkpoint_a_copy_and_a_pickle(name):
-    through, opt = objects(name)
-    step_object(through, opt, 4)
-
-    def loaded(mine, opt):
-        new, other = objects(name, values(mine), lr=0.7)
-        other.load_state_dict(opt.state_dict())
-        return new, other
-
-    for how in (loaded, lambda *x: copy.deepcopy(x), lambda *x: pickle.loads(pickle.dumps(x))):
-        mine, opt = objects(name)
-        step_object(mine, opt, 2)
-        mine, opt = how(mine, opt)
-        step_object(mine, opt, 2)
-        assert_same([p.detach() for p in mine.values()], [p.detach() for p in through.values()])
-
-
 def test_the_norm_is_that_of_all_groups():
     want, _ = purely(RECIPES["sam"]())
     mine = {k: torch.nn.Parameter(x) for k, x in params().items()}
@@ -177,25 +156,6 @@ def test_the_norm_is_that_of_all_groups():
     with pytest.raises(ValueError, match=r"different rho: \[0.1, 0.2\]; use one value for all"):
         step_object(mine, opt)
     assert_same(values(mine), before)
-
-
-def test_a_closure_that_fails_uphill_leaves_everything_as_it_was():
-    mine, opt = objects("sam")
-    step_object(mine, opt)
-    before = values(mine)
-    momentum = [opt.state[p]["momentum_buffer"].clone() for p in mine.values()]
-    calls = []
-
-    def closure():
-        calls.append(None)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return closure_of(mine, opt)()
-
-    with pytest.raises(KeyboardInterrupt):
-        opt.step(closure)
-    assert_same(values(mine), before)
-    assert_same([opt.state[p]["momentum_buffer"] for p in mine.values()], momentum)
 
 
 def test_a_frozen_leaf_and_a_gradient_that_is_nan():

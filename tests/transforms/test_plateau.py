@@ -1,4 +1,4 @@
-"""`reduce_on_plateau`: against torch's scheduler, below zero, and as a link like any other."""
+"""`reduce_on_plateau`: against torch's scheduler, and below zero. As a link: `test_links`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_same, through_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -132,29 +131,6 @@ def test_equal_values_are_equal_after_rounding_to_the_state():
 def recipe(**options):
     plateau = fo.reduce_on_plateau(**{"factor": 0.5, "patience": 2, **options})
     return fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(0.1), plateau)
-
-
-def parameters():
-    torch.manual_seed(0)
-    return {"a": torch.randn(3, 2), "b": torch.randn(4)}
-
-
-def steps(tx, values, params, state):
-    for value in values:
-        updates, state = tx.update(params, state, params, value=value)
-        params = fo.apply_updates(params, updates)
-    return params, state
-
-
-def test_a_state_is_saved_in_the_middle():
-    tx, params, values = recipe(accumulation_size=2), parameters(), losses(31)
-    wanted = steps(tx, values, params, tx.init(params))
-    half = steps(tx, values[:15], params, tx.init(params))
-    assert half[1].carry["count"] == 1
-    back = through_file({"params": half[0], "state": half[1]._asdict()})
-    found = steps(tx, values[15:], back["params"], fo.State(**back["state"]))
-    assert_same(found, wanted)
-    assert fo.get(found[1], "scale") < 0.3
 
 
 def test_behind_a_gate_only_open_steps_have_a_value():
