@@ -1,7 +1,5 @@
 """Shared fixtures. Warnings are errors (pyproject); every exception to that is in this file."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """The contract of torch.optim.Optimizer, beside torch's own classes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import (
@@ -29,9 +27,8 @@ from functional_optim import adapters
 
 EXACT = 1e-12
 
+
 # ---------------------------------------------------------------- hooks and closures
-
-
 @every_pair
 def test_step_hooks_run_once_and_in_torchs_order(pair):
     logs = []
@@ -102,8 +99,6 @@ def test_a_step_leaves_gradients_and_identities_alone(pair):
 
 
 # ---------------------------------------------------------------- parameters come and go
-
-
 @every_pair
 def test_a_group_added_mid_run(pair):
     params = make_params()
@@ -152,8 +147,6 @@ def test_groups_have_their_own_hyperparameters(pair):
 
 
 # ---------------------------------------------------------------- learning rates
-
-
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 @every_pair
@@ -197,8 +190,6 @@ def test_hyperparameters_edited_in_a_group_count_from_the_next_step(pair):
 
 
 # ---------------------------------------------------------------- inside torch.compile and autograd
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("pair", some(parameters([*GENERAL[::-1], *DROP_INS]), 2))
 def test_step_compiles_into_a_full_graph(pair):
@@ -223,8 +214,6 @@ def test_step_compiles_into_a_full_graph(pair):
 
 
 # ---------------------------------------------------------------- the recipe
-
-
 def build(recipe, *args, params=None, **hyper):
     params = as_parameters(make_params()) if params is None else params
     return adapters.Optimizer(params, recipe, *args, compile=False, **hyper)
@@ -276,8 +265,6 @@ def test_named_parameters_keep_their_names():
 
 
 # ---------------------------------------------------------------- the host reads no number
-
-
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 
 

@@ -1,7 +1,5 @@
 """Objects with two modes: where their parameters are, and what each mode allows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import (

@@ -1,7 +1,5 @@
 """What all optimizer objects promise: closures and hooks, copies and checkpoints, whole changes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

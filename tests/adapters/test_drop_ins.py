@@ -1,7 +1,5 @@
 """The drop-ins stand in for torch.optim's classes: names, arguments, errors, configurations."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

@@ -1,7 +1,5 @@
 """The fault-tolerant optimizer, step by step, and as an object that stands for the one inside."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections import defaultdict
@@ -22,8 +20,6 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 # ---------------------------------------------------------------- the order of a step
-
-
 class Recording(Local):
     """What happens, in order."""
 
@@ -142,8 +138,6 @@ def test_groups_may_come_and_go_while_a_step_is_open(set_to_none):
 
 
 # ---------------------------------------------------------------- committed, refused, failed
-
-
 @kinds
 def test_alone_it_is_the_optimizer_inside_bit_for_bit(kind):
     net, opt = made(kind, Local())
@@ -281,8 +275,6 @@ def test_gradients_are_averaged_over_the_group():
 
 
 # ---------------------------------------------------------------- the object
-
-
 def test_state_dicts_are_those_of_the_optimizer_inside():
     net, opt = made("adamw", Local())
     train(opt, net, 2)

@@ -1,7 +1,5 @@
 """What a replica gets from its peer: parameters, state, groups and schedulers."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
@@ -170,8 +168,6 @@ def test_named_parameters_and_hooks_that_change_the_state():
 
 
 # ---------------------------------------------------------------- schedulers
-
-
 @pytest.mark.parametrize("name", SCHEDULERS)
 @tensors
 @at_start

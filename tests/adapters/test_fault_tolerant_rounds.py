@@ -1,7 +1,5 @@
 """When a step of the group begins and is voted on: several optimizers, GradScaler, failures."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_same
@@ -26,8 +24,6 @@ def assert_taken(optimizers, steps):
 
 
 # ---------------------------------------------------------------- two optimizers of one group
-
-
 def play(script, both):
     """A loop over two optimizers, a and b, in words.
 
@@ -173,8 +169,6 @@ def test_optimizers_with_coordinators_of_their_own_do_not_wait():
 
 
 # ---------------------------------------------------------------- GradScaler
-
-
 def scaled_steps(scaler, opt, losses, unscale=False):
     for loss in losses:
         opt.zero_grad()
@@ -278,8 +272,6 @@ def test_one_of_two_optimizers_has_infinite_gradients(bad, at_end):
 
 
 # ---------------------------------------------------------------- no quorum, closed
-
-
 class NoQuorum(Counting):
     """As torchft, whose quorum fails at the start or, if asynchronous, in a reduction."""
 

@@ -3,8 +3,6 @@
 And under Lightning, Accelerate, distributed checkpoint and torchft's LocalSGD.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -217,8 +215,6 @@ def test_a_scheduler_over_a_wrapper_of_the_optimizer_follows():
 
 
 # ---------------------------------------------------------------- who keeps whom alive
-
-
 def test_a_scheduler_that_is_thrown_away_is_forgotten():
     _, opt, kept = followed(Local(), lambda opt: lrs.ExponentialLR(opt, 0.5))
     gone = weakref.ref(opt.follow(halving(opt)))
@@ -261,8 +257,6 @@ def test_a_scheduler_whose_optimizer_is_gone_steps_as_it_would():
 
 
 # ---------------------------------------------------------------- trainers and checkpoints
-
-
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -1,7 +1,5 @@
 """GradientFree: the functional loop bit for bit, behind torch.optim's contract."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -3,8 +3,6 @@
 Also of parts that are stepped as whole trees.
 """
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -258,8 +256,6 @@ def test_a_part_without_gradients_counts_with_other_processes(name):
 
 
 # ---------------------------------------------------------------- parameters of one number each
-
-
 def numbers(recipe, *groups, start=0.0, **options):
     """An optimizer with a parameter of one number in each group, and a function that steps it."""
     params = [torch.full((1,), start, requires_grad=True) for _ in groups]

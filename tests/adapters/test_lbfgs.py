@@ -1,7 +1,5 @@
 """The drop-in for torch.optim.LBFGS: torch's numbers, its state, and its errors."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math
@@ -206,8 +204,6 @@ def test_a_closure_that_changes_settings_changes_the_next_step(at, search):
 
 
 # ---------------------------------------------------------------- state
-
-
 @SEARCHES
 @pytest.mark.parametrize(("first", "second"), [(Torch, Ours), (Ours, Torch), (Ours, Ours)])
 def test_checkpoints_go_both_ways(first, second, search):
@@ -289,8 +285,6 @@ def test_a_load_that_fails_leaves_all_as_it_was():
 
 
 # ---------------------------------------------------------------- the contract
-
-
 def test_it_is_a_torch_lbfgs_of_the_same_signature():
     assert issubclass(Ours, Torch)
     assert inspect.signature(Ours) == inspect.signature(Torch)

@@ -1,7 +1,5 @@
 """One object for Muon and AdamW: its groups, schedulers, checkpoints and text."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

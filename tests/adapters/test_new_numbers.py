@@ -1,7 +1,5 @@
 """New numbers in a parameter group: as if the recipe were called at every step, bit for bit."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -365,8 +363,6 @@ def test_what_a_recipe_makes_in_a_step_remembers_no_call():
 
 
 # ---------------------------------------------------------------- what stands for a number
-
-
 def test_placeholders_refuse_everything_that_depends_on_the_number():
     uses = [
         lambda x: x + 1, lambda x: 1 - x, lambda x: 2.0 * x, lambda x: x**2, lambda x: -x, abs,

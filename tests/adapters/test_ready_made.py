@@ -1,7 +1,5 @@
 """Optimizer objects that `make lists` writes: their functions, groups and checkpoints."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math
@@ -122,7 +120,6 @@ def test_the_stub_says_what_a_class_takes(name):
 
 
 # ---------------------------------------------------------------- one learning rate for all groups
-
 ONE_RATE = {"prodigy": adapters.Prodigy, "dadapt_adam": adapters.DAdaptAdam}
 one_rate = pytest.mark.parametrize("name", ONE_RATE)
 

@@ -1,7 +1,5 @@
 """What recipes ask of an optimizer object, and what parameter groups may hold."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -95,8 +93,6 @@ def test_names_are_those_of_the_model_even_if_it_is_compiled(recipe, fresh_dynam
 
 
 # ---------------------------------------------------------------- keys of groups
-
-
 def only_lr(lr):
     return fo.adamw(lr)
 

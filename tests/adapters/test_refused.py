@@ -1,7 +1,5 @@
 """What optimizer objects and their recipes are given that cannot be: a sentence says what to do."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

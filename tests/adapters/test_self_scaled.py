@@ -1,7 +1,5 @@
 """Self-scaled quasi-Newton methods: transformations, optimizer objects, and the solver's steps."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

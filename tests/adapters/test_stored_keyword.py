@@ -1,7 +1,5 @@
 """The keyword `stored` of optimizer objects: what it packs, and that nothing else changes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

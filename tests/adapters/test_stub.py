@@ -1,7 +1,5 @@
 """OptimizerStub and zero_loss: what passes through a gradient trainer's loop unharmed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Adam-mini: what a block is, and how blocks are given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_same, make_grads, make_params, run

@@ -11,8 +11,6 @@ With names, only these rows are made anew. Where authors have no package, a port
 code does is in its place.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import json
@@ -193,8 +191,6 @@ def test_every_row_is_written_down():
 
 
 # ---------------------------------------------------------------- where the packages go
-
-
 def trajectory(row: Row) -> dict[str, Any]:
     """The parameters after some steps of theirs."""
     params = [torch.nn.Parameter(p) for p in start()]

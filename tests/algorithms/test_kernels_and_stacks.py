@@ -1,7 +1,5 @@
 """Kernels of convolutions and stacks of matrices: how the rules of matrices see them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -61,8 +59,6 @@ def loss_of(model: nn.Module) -> Tensor:
 
 
 # ---------------------------------------------------------------- nets of convolutions
-
-
 @pytest.mark.parametrize("name", [*MATRICES, *OTHERS, *VARIANTS])
 def test_a_net_of_convolutions_trains_the_same_way_in_each(name):
     model = net(name)
@@ -116,8 +112,6 @@ def test_an_object_trains_a_net_and_goes_on_from_a_checkpoint_with_the_same_bits
 
 
 # ---------------------------------------------------------------- stacks
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*MATRICES, *VARIANTS])
 def test_each_matrix_of_a_stack_is_stepped_as_if_it_were_a_parameter(name, way):
@@ -207,8 +201,6 @@ def test_packed_slots_of_stacks_and_kernels(name):
 
 
 # ---------------------------------------------------------------- against naive loops
-
-
 @pytest.mark.parametrize(
     ("shape", "hyper"),
     [

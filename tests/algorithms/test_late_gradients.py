@@ -1,7 +1,5 @@
 """Rules with a basis train a matrix from its first gradient on, whenever that comes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """L-BFGS as a pure transformation, as links of a chain, and what it is made of."""
 
-from __future__ import annotations
-
 import math
 
 import optree
@@ -24,9 +22,8 @@ from functional_optim import adapters
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.core.ravel import Ravel
 
+
 # ---------------------------------------------------------------- one problem
-
-
 @SEARCHES
 @pytest.mark.parametrize("history_size", [1, 4, 100])
 def test_it_evaluates_where_the_object_does(history_size, search):
@@ -113,8 +110,6 @@ def test_missing_gradients_count_as_zero():
 
 
 # ---------------------------------------------------------------- many problems
-
-
 @SEARCHES
 @pytest.mark.parametrize("how", ["batched", "vmap", "blocks"])
 def test_many_at_once_are_as_one_by_one(how, search, monkeypatch):
@@ -218,8 +213,6 @@ def test_vmap_over_the_learning_rate():
 
 
 # ---------------------------------------------------------------- compiled
-
-
 @SEARCHES
 def test_a_transition_and_an_update_are_one_graph(search, fresh_dynamo):
     tx = fo.lbfgs(max_iter=3, history_size=3, line_search_fn=search)
@@ -247,8 +240,6 @@ def test_compiled_transitions_give_the_same(batched):
 
 
 # ---------------------------------------------------------------- derivatives
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @SEARCHES
 def test_the_derivative_of_a_run(search):
@@ -268,8 +259,6 @@ def test_the_derivative_of_a_run(search):
 
 
 # ---------------------------------------------------------------- links of a chain
-
-
 def test_the_link_alone_goes_where_torch_goes():
     """With max_iter=1 and no search, torch takes one step of length lr at a time."""
     x = 0.01 * starts()[0]
@@ -397,8 +386,6 @@ def test_values_may_be_python_numbers():
 
 
 # ---------------------------------------------------------------- parts
-
-
 def test_flat_is_there_and_back():
     params, _ = tree_problem(torch.float32)
     flat = Ravel(params)

@@ -1,7 +1,5 @@
 """Algorithms for matrices: what each does to one, when it renews what it keeps, and its limits."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any
@@ -19,7 +17,6 @@ from functional_optim.algorithms.apollo import projection
 EXACT = torch.float64
 
 # ---------------------------------------------------------------- NorMuon, AdaMuon, Dion2, Scion
-
 MATRICES = [fo.normuon, fo.adamuon, fo.dion2, fo.scion]
 
 
@@ -104,7 +101,6 @@ def test_heads_and_kernels_are_matrices_of_their_own(recipe):
 
 
 # ---------------------------------------------------------------- GaLore, APOLLO
-
 LOW_RANK = {
     "galore": lambda **more: fo.galore(0.02, rank=2, update_proj_gap=3, **more),
     "apollo": lambda **more: fo.apollo(0.02, rank=2, update_proj_gap=3, **more),
@@ -207,7 +203,6 @@ def test_an_object_keeps_adam_for_all_but_matrices():
 
 
 # ---------------------------------------------------------------- Shampoo
-
 EASY = {"betas": (0.8, 0.95), "eps": 1e-3}
 
 
@@ -323,7 +318,6 @@ def test_a_broken_factor_keeps_its_root_and_warns_once():
 
 
 # ---------------------------------------------------------------- KL-Shampoo, KL-SOAP
-
 COMMON: dict[str, Any] = {"lr": 0.05, "shampoo_beta": 0.9, "eps": 1e-3, "weight_decay": 0.1}
 KL = {
     "kl_soap": (fo.kl_soap, {**COMMON, "betas": (0.8, 0.95)}),

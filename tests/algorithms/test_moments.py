@@ -1,7 +1,5 @@
 """What the averaging algorithms do in their first steps, at their limits, and on a schedule."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -25,8 +23,6 @@ def steps(tx, grads=G):
 
 
 # ---------------------------------------------------------------- first steps
-
-
 @pytest.mark.parametrize("numbers", [{"clip_exponent": None}, {"clip_exponent": 0.0}, {"eps": 0.0}])
 def test_the_first_step_of_adopt_starts_the_second_moment_only(numbers):
     tx = fo.scale_by_adopt(**numbers)
@@ -54,7 +50,6 @@ def test_a_gradient_written_over_does_not_change_the_one_that_is_remembered():
 
 
 # ---------------------------------------------------------------- limits
-
 AT_ZERO = {
     "adabelief": lambda: fo.adabelief(0.1, eps=0.0),
     "adabelief-plain": lambda: fo.adabelief(0.1, eps=0.0, rectify=False),
@@ -94,8 +89,6 @@ def test_a_nan_in_a_gradient_is_not_taken_for_a_zero(recipe):
 
 
 # ---------------------------------------------------------------- numbers that change
-
-
 def test_laprop_weighs_each_gradient_by_the_learning_rate_of_its_step():
     rates, (b1, b2), eps = (0.1, 0.4, 0.2), (0.5, 0.8), 1e-3
     tx = fo.laprop(lambda count: torch.tensor(rates)[int(count)].item(), (b1, b2), eps, 0.25)

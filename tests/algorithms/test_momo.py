@@ -3,8 +3,6 @@
 Where they go is in `test_authors`.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_finite, assert_same, make_grads, make_params

@@ -1,7 +1,5 @@
 """SGD with noise: the noise apart, the steps are SGD's."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

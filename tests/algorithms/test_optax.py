@@ -11,8 +11,6 @@ LARS without decay, Fromage with optax's min_norm at 0, Prodigy and D-Adapted Ad
 correction, which optax always has. NOT_EQUAL says what cannot be equal, and why.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every case through every property that it can have."""
 
-from __future__ import annotations
-
 import io
 
 import optree
@@ -39,8 +37,6 @@ def each_tensor(x: float) -> Tensor:
 
 
 # ---------------------------------------------------------------- pure functions
-
-
 @pytest.mark.parametrize("case", able())
 def test_arguments_are_untouched(case):
     tx, params = case.tx(), case.params()
@@ -101,8 +97,6 @@ def check_half(case):
 
 
 # ---------------------------------------------------------------- trees
-
-
 def nested(p):
     return {"a": [p[0], (p[1], {"x": None})], "b": {"c": p[2:]}}
 
@@ -130,8 +124,6 @@ def test_a_tensor_is_a_tree(case):
 
 
 # ---------------------------------------------------------------- hyperparameters as arguments
-
-
 @pytest.mark.parametrize("case", able())
 def test_a_tensor_hyperparameter_is_its_number(case):
     params = case.params()
@@ -199,8 +191,6 @@ def check_meta(case):
 
 
 # ---------------------------------------------------------------- complex numbers, graphs
-
-
 def check_complex(case):
     """Complex numbers are pairs."""
     params = case.params(torch.complex128)
@@ -238,8 +228,6 @@ def check_graph(case):
 
 
 # ---------------------------------------------------------------- the optimizer object
-
-
 def make_object(case, params, *, groups=1):
     size = -(-len(params) // groups)
     cut = [{"params": params[i : i + size]} for i in range(0, len(params), size)]
@@ -295,8 +283,6 @@ def test_resumed_is_uninterrupted(case):
 
 
 # ---------------------------------------------------------------- edges
-
-
 @pytest.mark.parametrize("case", able())
 def test_a_missing_gradient_leaves_its_leaf_alone(case):
     tx, params = case.tx(), case.params()
@@ -385,7 +371,6 @@ def test_converges_on_a_quadratic(case):
 
 
 # ---------------------------------------------------------------- what a case can and cannot do
-
 CHECKS = {name: globals()[f"check_{name}"] for name in sorted(ABILITIES)}
 
 

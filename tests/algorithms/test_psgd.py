@@ -1,7 +1,5 @@
 """What PSGD promises beyond its numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,7 +10,6 @@ import functional_optim as fo
 from functional_optim.linalg import triangular_product, triangular_times
 
 # ---------------------------------------------------------------- PSGD
-
 SHAPES = {"conv": (4, 2, 3, 3), "row": (1, 5), "vector": (5,), "scalar": (), "wide": (3, 12)}
 
 

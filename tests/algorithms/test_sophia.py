@@ -1,7 +1,5 @@
 """Sophia with estimates of the Hessian's diagonal: functional, compiled, and as an object."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -115,8 +113,6 @@ def test_an_estimate_reaches_sophia_inside_of_other_transformations():
 
 
 # ---------------------------------------------------------------- estimators
-
-
 def test_hutchinson_is_exact_for_a_diagonal_and_unbiased_otherwise():
     torch.manual_seed(0)
     root = torch.randn(4, 4, dtype=torch.float64)

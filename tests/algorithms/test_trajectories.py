@@ -1,7 +1,5 @@
 """Ten steps against torch.optim, torch's utilities, and the papers' loops."""
 
-from __future__ import annotations
-
 import pytest
 import test_authors
 import test_optax
@@ -101,8 +99,6 @@ def test_every_row_has_a_reference():
 
 
 # ---------------------------------------------------------------- links
-
-
 def test_params_ema_of_half_precision_averages_the_rounded_parameters():
     p, g = torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1e-3], dtype=torch.bfloat16)
     moved, state = run(fo.chain(fo.sgd(1.0), fo.params_ema(0.0)), p, [g])
@@ -111,8 +107,6 @@ def test_params_ema_of_half_precision_averages_the_rounded_parameters():
 
 
 # ---------------------------------------------------------------- the whole recipe
-
-
 def test_every_hyperparameter_takes_a_schedule():
     """momentum 0.5 and 0.9, decay 0.1 and 0.2 by turns, against two optimizers' hand-made steps."""
     turn = lambda a, b: lambda count: a + (b - a) * (count % 2)  # noqa: E731

@@ -1,7 +1,5 @@
 """What algorithms are given that cannot be: an error says so at once, with what was given."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -174,8 +172,6 @@ def test_a_step_that_cannot_be_changes_nothing():
 
 
 # ---------------------------------------------------------------- maximize
-
-
 def taking_maximize() -> dict[str, Any]:
     """The recipes with this argument, and the arguments that they need."""
     found = {}

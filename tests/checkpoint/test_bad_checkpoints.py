@@ -1,7 +1,5 @@
 """Checkpoints that do not fit, sent into everything that loads: one error, and nothing changed."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable
@@ -379,8 +377,6 @@ def test_counts_as_plain_numbers_are_taken():
 
 
 # ---------------------------------------------------------------- names
-
-
 def test_wrappers_are_ignored_before_and_inside_names():
     """A checkpoint of a model, or of a part of it, that is compiled, recomputed, in DDP or FSDP."""
     opt, *_ = trained("AdamW")

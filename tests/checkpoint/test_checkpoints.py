@@ -1,8 +1,6 @@
 """State: torch's own format, both ways, and that of earlier versions; copies, pickles, edits from
 outside, and values that torch's loading has cast."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path
@@ -43,8 +41,6 @@ def kind(x):
 
 
 # ---------------------------------------------------------------- torch's format
-
-
 def both(case, params):
     """The drop-in and torch's class over equal parameters."""
     mine, other = as_parameters(params), as_parameters(params)
@@ -134,8 +130,6 @@ def test_loading_casts_slots_to_the_parameters_dtype_as_torch_does(pair):
 
 
 # ---------------------------------------------------------------- copies and pickles
-
-
 COMPOSED = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
 
 
@@ -194,8 +188,6 @@ def test_a_lambda_can_be_copied_but_not_pickled():
 
 
 # ---------------------------------------------------------------- edits from outside
-
-
 @pytest.mark.parametrize(("pair", "edit"), edits(DROP_INS + GENERAL))
 def test_an_edit_counts_from_the_next_step(pair, edit):
     check_edit(pair, edit, EXACT)
@@ -240,8 +232,6 @@ def test_swapped_in_parameters_and_state_are_stepped(pair):
 
 
 # ---------------------------------------------------------------- recipes of whole trees
-
-
 def test_a_slot_that_was_put_in_with_another_shape_is_named():
     p = torch.nn.Parameter(torch.ones(2))
     opt = adapters.AdamW([p], compile=False)
@@ -257,8 +247,6 @@ def test_a_slot_that_was_put_in_with_another_shape_is_named():
 
 
 # ---------------------------------------------------------------- what torch's cast has rounded
-
-
 def test_what_was_only_cast_is_as_it_was_saved():
     wide = torch.tensor([1 / 3, torch.nan, torch.inf], dtype=torch.float64)
     saved = {"a": wide, "b": [wide, (wide, 3)], "c": wide}
@@ -292,7 +280,6 @@ def test_what_overflows_is_restored_and_what_a_hook_has_clipped_is_not():
 
 
 # ---------------------------------------------------------------- what earlier versions wrote
-
 FOLDER = Path(__file__).parents[1] / "support" / "reference" / "checkpoints"
 EAGER = [(name, False) for name in optimizers()]
 COMPILED = [(name, True) for name in optimizers()]

@@ -5,8 +5,6 @@ of a process that was killed with SIGKILL. It forks its processes, so torch is i
 of them, and starts no thread before it does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -94,8 +92,6 @@ def read(path: Path) -> int:
 
 
 # ---------------------------------------------------------------- processes
-
-
 def fork(work: Callable[[], None]) -> int:
     """Run something in a child; its id."""
     child = os.fork()
@@ -159,8 +155,6 @@ def say(**facts: Any) -> None:
 
 
 # ---------------------------------------------------------------- trials
-
-
 def at_each_event(way: str, root: Path, victim: int | None = None) -> None:
     """Killed at each access to the disk of the third save in turn, until one save lives.
 
@@ -202,7 +196,6 @@ def main(root: Path) -> None:
 
 
 # ---------------------------------------------------------------- the test of it
-
 pytestmark = [
     pytest.mark.skipif(
         sys.platform == "win32" or not (dist.is_available() and dist.is_gloo_available()),
@@ -243,8 +236,6 @@ def test_killed_at_each_access_to_the_disk(way, victim, trials):
 
 
 # ---------------------------------------------------------------- the example
-
-
 def test_a_training_goes_on_where_its_newest_complete_checkpoint_is(tmp_path, monkeypatch):
     wanted = checkpoints.train(tmp_path / "through")
     with monkeypatch.context() as patch:

@@ -1,7 +1,5 @@
 """Checkpoints of packed slots: into full precision and back, between kinds, and on disk."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any

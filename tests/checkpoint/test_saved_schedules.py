@@ -1,7 +1,5 @@
 """A schedule among an object's hyperparameters: code, which no checkpoint has and no load loses."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

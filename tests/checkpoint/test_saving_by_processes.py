@@ -170,8 +170,6 @@ def read(name: str, form: str, path: str, **options: Any) -> Any:
 
 
 # ---------------------------------------------------------------- what two processes do
-
-
 def both_ways(rank: int, folder: str, made: str) -> dict[str, Any]:
     """Write everything, and read it again; read what one process has written, in `made`."""
     found: dict[str, Any] = {}
@@ -228,7 +226,6 @@ def rows() -> list[tuple[str, str]]:
 
 
 # ---------------------------------------------------------------- and in this one
-
 EXACT = 1e-12
 
 ROWS = [f"{name}-{form}" for name, form in rows()]
@@ -323,7 +320,6 @@ def test_the_model_moves():
 
 
 # ---------------------------------------------------------------- checkpoints with gaps
-
 PARTIAL = dcp.DefaultLoadPlanner(allow_partial_load=True)
 
 
@@ -370,8 +366,6 @@ def test_a_frozen_leaf_has_nothing_in_an_objects_checkpoint(tmp_path):
 
 
 # ---------------------------------------------------------------- states on the meta device
-
-
 def on_meta(tree):
     return fo.tree.map(lambda x: x.to("meta"), tree)
 

@@ -1,7 +1,5 @@
 """`state_dict` and `load_state_dict`: one format for the functional loop, our objects and torch."""
 
-from __future__ import annotations
-
 import copy
 from types import MappingProxyType
 
@@ -49,8 +47,6 @@ def resumed_as_if_never_stopped(make, params, grads, **extra):
 
 
 # ---------------------------------------------------------------- every state, through a file
-
-
 @pytest.mark.parametrize("case", cases.able(costly=True))
 def test_a_recipe_goes_on_bitwise(case):
     params = case.params()
@@ -194,8 +190,6 @@ def test_a_loaded_state_shares_no_memory():
 
 
 # ---------------------------------------------------------------- across, by names
-
-
 def module(case):
     return torch.nn.ParameterDict({k: torch.nn.Parameter(p) for k, p in case.filled().items()})
 
@@ -327,8 +321,6 @@ def test_recipes_for_some_leaves_cross_both_ways(name):
 
 
 # ---------------------------------------------------------------- what does not fit
-
-
 def small():
     params = make_params()
     del params["empty"]
@@ -449,8 +441,6 @@ def test_two_values_of_one_key_are_refused():
 
 
 # ---------------------------------------------------------------- odd trees, dicts and devices
-
-
 def test_two_parameters_of_one_path_are_refused():
     params = {"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}
     state = fo.adam(0.1).init(params)

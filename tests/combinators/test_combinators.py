@@ -1,7 +1,5 @@
 """Every combinator in every way to run a recipe, alone and inside others."""
 
-from __future__ import annotations
-
 import math
 
 import combined
@@ -52,8 +50,6 @@ def rounding(recipe, other=1e-12):
 
 
 # ---------------------------------------------------------------- compiled
-
-
 @pytest.mark.parametrize("donate", some([True, False]))
 @each(KERNELS)
 def test_compiled_is_eager(recipe, donate):
@@ -70,8 +66,6 @@ def test_compiled_is_eager(recipe, donate):
 
 
 # ---------------------------------------------------------------- vmap and derivatives
-
-
 @pytest.mark.usefixtures("doubles")
 @each(SMOOTH)
 def test_the_meta_gradient_is_the_finite_difference(recipe):
@@ -90,8 +84,6 @@ def test_the_meta_gradient_is_the_finite_difference(recipe):
 
 
 # ---------------------------------------------------------------- the optimizer object
-
-
 def make(recipe, params, *, groups=1, compile=False, lr=0.05):
     """An optimizer over named parameters, and these."""
     mine = {name: torch.nn.Parameter(p.clone()) for name, p in params.items()}
@@ -174,8 +166,6 @@ def test_a_scheduler_builds_no_kernel(recipe):
 
 
 # ---------------------------------------------------------------- what stands inside
-
-
 def thawing(lr, frozen=True):
     return fo.chain(fo.freeze("body" if frozen else ()), fo.adam(lr))
 
@@ -277,8 +267,6 @@ def test_parts_of_a_partition_may_have_slots_of_one_name_and_other_shapes():
 
 
 # ---------------------------------------------------------------- functions of all parameters
-
-
 def pulled(p):
     return (p["w"].square().sum(0) - p["b"] - 2).square().sum() + p["w"].square().sum()
 

@@ -1,7 +1,5 @@
 """Refused steps change no bit, one graph serves both answers, and steps can be taken back."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """First slots of packed states: never whole in float32, bitwise what the rule's own become."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What must hold of any tree and any chain, on random ones."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -88,8 +86,6 @@ def final(tx, params, steps=3):
 
 
 # ---------------------------------------------------------------- chains
-
-
 @FEW
 @given(trees, threes)
 def test_a_chain_is_its_links_one_after_the_other(params, three):
@@ -164,8 +160,6 @@ def test_an_identity_is_no_link_and_a_chain_says_what_it_is():
 
 
 # ---------------------------------------------------------------- tree helpers
-
-
 @given(trees)
 def test_the_helpers_of_trees_agree(a):
     b = optree.tree_map(torch.randn_like, a)
@@ -191,8 +185,6 @@ def test_the_global_norm_of_complex_numbers_and_none_as_an_empty_subtree():
 
 
 # ---------------------------------------------------------------- parts of a tree
-
-
 @FEW
 @given(trees, names, names, st.integers(1, 3))
 def test_parts_of_equal_settings_are_one(params, first, second, k):
@@ -238,8 +230,6 @@ def test_frozen_leaves_stay_and_have_no_state(params, three):
 
 
 # ---------------------------------------------------------------- gates
-
-
 @FEW
 @given(trees, threes)
 def test_an_open_gate_is_none(params, three):
@@ -308,8 +298,6 @@ def test_micro_batches_are_the_mean_of_their_batch(params, three, k):
 
 
 # ---------------------------------------------------------------- compiled
-
-
 def is_elementwise(tx):
     p = torch.ones(3, 4)
     return all(x.rule.reduce is None and traits.is_elementwise(x, p) for x in tx.placements)

@@ -1,7 +1,5 @@
 """Which parameters of real models are matrices of hidden layers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

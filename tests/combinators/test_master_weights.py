@@ -1,7 +1,5 @@
 """`master_weights`: bfloat16 parameters with the bits that they lack in a slot."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

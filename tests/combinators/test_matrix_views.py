@@ -1,7 +1,5 @@
 """How parameters are seen as matrices: what is said, what a model tells, and what is refused."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -25,9 +23,8 @@ from torch import Tensor, nn
 import functional_optim as fo
 from functional_optim import adapters
 
+
 # ---------------------------------------------------------------- what nobody has described
-
-
 @pytest.mark.parametrize("name", [*MATRICES, *VARIANTS])
 def test_three_dimensions_are_refused_with_both_words(name):
     stack = nn.Parameter(torch.zeros(8, 16, 32))

@@ -1,7 +1,5 @@
 """Mechanic against the authors' steps, written out, and what it must refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

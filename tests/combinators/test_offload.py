@@ -1,7 +1,5 @@
 """`offload`: slots in files and in host memory."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The random numbers by which packed slots are rounded: even, and independent of each other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

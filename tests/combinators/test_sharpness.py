@@ -1,7 +1,5 @@
 """Sharpness-aware minimization: against loops, in all ways of stepping, and as an object."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_same

@@ -1,7 +1,5 @@
 """`stored`: codecs by themselves, and optimizers whose slots they pack."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -415,8 +413,6 @@ def test_packed_slots_beside_norms_are_stepped_by_kernels(name):
 
 
 # ---------------------------------------------------------------- ends of blocks, tied weights
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_end_of_a_block_is_no_part_of_the_slot(kind):
     """A full tensor's first entries, and these alone, up to the scale of the last block."""

@@ -1,7 +1,5 @@
 """lookahead, flatten and with_schedule against the formulas by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from combined import decayed

@@ -1,7 +1,5 @@
 """What a public factory makes can be copied and pickled, and then does the same, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import io

@@ -1,7 +1,5 @@
 """Counts that a chain carries stay exact where float32 ends, and checkpoints in float32 load."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

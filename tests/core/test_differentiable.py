@@ -1,7 +1,5 @@
 """Gradients through steps: differentiable=True, and pure transforms under torch.func."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -19,7 +17,6 @@ WARM = 4
 
 
 # ---------------------------------------------------------------- differentiable=True
-
 SIGNS = ("adamuon", "lion", "rprop", "scion-sign", "sign_sgd", "signum")
 RECORDED = [
     param
@@ -164,7 +161,6 @@ def test_a_compiled_step_cuts_a_state_from_the_parameters_that_it_began_with():
 
 
 # ---------------------------------------------------------------- pure transforms
-
 DEGENERATE = ("soap", "soap-both-sides", "kl_soap")
 """Their first gradients have a null space here, whose basis has no slopes."""
 PURE = [p for p in cases.able("meta") if p.values[0].rounding == 1e-12 and p.id not in DEGENERATE]

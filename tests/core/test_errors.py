@@ -1,7 +1,5 @@
 """What a step refuses: an error that names both sides and what to do, and nothing is changed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,8 +41,6 @@ def times_gain():
 
 
 # ---------------------------------------------------------------- trees that do not fit
-
-
 STEPS = {
     "update": lambda tx: tx.update,
     "donated": fo.compile,
@@ -172,8 +168,6 @@ def test_a_state_of_another_matrix_is_named(name, shape, way):
 
 
 # ---------------------------------------------------------------- what is no gradient, no parameter
-
-
 def test_a_complex_and_a_real_tensor_do_not_mix_and_parameters_are_needed():
     tx, z = fo.adamw(), {"w": torch.ones(2, dtype=torch.complex64)}
     for grads, params in ((z, W), (W, z)):
@@ -213,8 +207,6 @@ def test_a_numpy_array_is_no_gradient_and_no_parameter(donate):
 
 
 # ---------------------------------------------------------------- extra arguments and numbers
-
-
 @every_step
 @pytest.mark.parametrize(
     ("tx", "words"),
@@ -278,8 +270,6 @@ def test_the_numbers_of_a_rule_are_numbers(found, way):
 
 
 # ---------------------------------------------------------------- what an update may not return
-
-
 class Slots(NamedTuple):
     m: Any
 
@@ -389,8 +379,6 @@ def test_a_rule_that_was_run_alone_is_looked_at_again_in_batches():
 
 
 # ---------------------------------------------------------------- where there is no gradient
-
-
 def test_a_train_step_has_no_gradients_in_inference_mode():
     tx = fo.adamw()
     step, state = fo.compile_train_step(lambda p, x: (x * p["w"]).sum(), tx), tx.init(W)

@@ -1,7 +1,5 @@
 """The faults that optax's users report, which this library must not have; numbers: its issues."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -28,9 +26,8 @@ def stepping(tx, compiled):
 
 either = pytest.mark.parametrize("compiled", [False, True])
 
+
 # ---------------------------------------------------------------- hyperparameters (206, 964, 577)
-
-
 @pytest.mark.parametrize("lr", [0.25, torch.tensor(0.25), lambda count: 0.5 / (1 + count)])
 @either
 def test_the_learning_rate_can_be_read_from_the_state(lr, compiled):
@@ -82,8 +79,6 @@ def test_a_schedule_behind_a_gate_is_read_at_the_steps_that_were_taken():
 
 
 # ---------------------------------------------------------------- precision (1414, 1098)
-
-
 class WideSlots(NamedTuple):
     total: Tensor
 
@@ -121,8 +116,6 @@ def test_a_state_keeps_its_dtypes(compiled):
 
 
 # ---------------------------------------------------------------- subsets (159, 290, 271, 160)
-
-
 def test_labels_go_by_path_and_need_no_mirrored_tree():
     params = {"enc": {"w": torch.ones(1), "b": torch.ones(1)}, "dec": [torch.ones(1)]}
     want = {"enc": {"w": -torch.ones(1), "b": torch.ones(1)}, "dec": [2 * torch.ones(1)]}
@@ -183,8 +176,6 @@ def test_masks_fit_odd_trees_alike_in_eager_and_traced_steps(params, mask, chose
 
 
 # ---------------------------------------------------------------- accumulation (828)
-
-
 def test_the_rule_behind_a_shut_gate_is_not_called_at_all():
     calls: list[torch.Size] = []
 

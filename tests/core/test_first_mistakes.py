@@ -1,7 +1,5 @@
 """What people type first, out of habit: one sentence says what to do, and nothing is changed."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings
@@ -332,7 +330,6 @@ def test_rates_in_a_vector_are_told_of_vmap():
 
 
 # ---------------------------------------------------------------- numbers
-
 PAIRS = {
     "betas": "adam adamw adamax acprop adabelief adamaxw adopt laprop lion mars optimistic_adam_v2 "
     "simplified_ademamix yogi nadam radam sparse_adam",
@@ -390,8 +387,6 @@ def test_one_learning_rate_a_leaf_is_fine():
 
 
 # ---------------------------------------------------------------- patterns that fit no leaf
-
-
 @pytest.fixture(autouse=True)
 def untold(monkeypatch):
     monkeypatch.setattr(callers, "_told", set())

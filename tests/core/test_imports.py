@@ -1,7 +1,5 @@
 """What is imported on demand: nothing of it at first, and then as if it had always been there."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

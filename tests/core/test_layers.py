@@ -1,8 +1,6 @@
 """The package is built in layers, imports point one way, and what it loads stays small. A step that
 is like the one before passes the files that ARCHITECTURE.md names, and no others."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re
@@ -190,7 +188,6 @@ def test_no_two_classes_of_the_package_and_no_two_test_files_have_one_name():
 
 
 # ---------------------------------------------------------------- the road of a step
-
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 PACKAGE, BESIDE = Path(fo.__file__).parent, Path(adapters.__file__).parent
 

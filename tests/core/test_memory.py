@@ -1,7 +1,5 @@
 """Tensors that a step writes in place share no memory: neither parameters nor their slots."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The deliberate faults of `make mutants` can be put into the package as it is."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Python numbers take part in `fo.compile` and in optimizer objects, tensors in `update`.
 """
 
-from __future__ import annotations
-
 import math
 
 import combined

@@ -4,8 +4,6 @@ The sign of a zero is left open by IEEE 754 for the larger and the smaller of 0.
 compared everywhere else.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

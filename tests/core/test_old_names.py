@@ -1,8 +1,6 @@
 """What was public in version 0.2.0 still works, under its name and with its arguments; warnings
 name the new way to pass those of `leafwise`."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,8 +1,6 @@
 """Steps inside torch.compile: the pure update is traced once, never again, by few instructions a
 tensor; a loop around an object is compiled once for all rates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,7 +130,6 @@ def test_instructions_grow_with_the_number_of_tensors_alone(monkeypatch):
 
 
 # ---------------------------------------------------------------- a loop around an object
-
 RATES = [0.1, 0.07, 0.05, 0.03, 0.02, 0.01]
 
 

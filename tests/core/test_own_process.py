@@ -1,7 +1,5 @@
 """Files of tests that run in a process of their own (tests/support/own_process.py)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

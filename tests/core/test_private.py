@@ -1,7 +1,5 @@
 """Each private name of torch may be missing: steps are the same, and only slower."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

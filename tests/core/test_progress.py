@@ -1,7 +1,5 @@
 """A line that says how far something is, where somebody can see it."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Projections: in the set, nearest to where one came from, and differentiable."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_same

@@ -1,7 +1,5 @@
 """What a rule is by its graph: axes, reductions, constants of shapes, places; and what has none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 One row is a call, and what its error says. What steps refuse is in test_errors.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

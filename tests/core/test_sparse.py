@@ -1,7 +1,5 @@
 """Sparse gradients, beside torch's own classes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest
@@ -128,8 +126,6 @@ def test_a_dense_and_a_sparse_parameter_in_one_optimizer_take_turns(name, hyper,
 
 
 # ---------------------------------------------------------------- recipes
-
-
 @pytest.mark.parametrize(
     ("recipe", "name"), [(fo.sgd, "SGD"), (fo.adagrad, "Adagrad"), (fo.sparse_adam, "SparseAdam")]
 )
@@ -171,8 +167,6 @@ def test_a_global_norm_adds_duplicates_before_it_squares(as_object):
 
 
 # ---------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("name", "hyper", "dense"),
     [

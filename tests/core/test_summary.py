@@ -1,7 +1,5 @@
 """The tables of rules, views, storage and sizes are what init and update do."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """Rules that spread a dear variant over the steps: each tensor has its turn."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple

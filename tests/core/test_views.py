@@ -1,7 +1,5 @@
 """Parameters seen as matrices: each view and its way back, rules with slots, and three ways."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """The wheels: what is in them, and that they work where nothing else of the project is."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

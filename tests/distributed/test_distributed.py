@@ -3,8 +3,6 @@
 Shards are stepped eagerly, so kernels are compiled for one row only, beside them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cases
@@ -84,8 +82,6 @@ def alone(case):
 
 
 # ---------------------------------------------------------------- in the two processes
-
-
 def divider(mesh):
     def divide(name, x):
         placement = SHARDED[name][1]
@@ -111,8 +107,6 @@ def parts(mesh, folder):
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 EXACT = 1e-12
 
 

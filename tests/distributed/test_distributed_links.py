@@ -1,7 +1,5 @@
 """Every link on DTensors; gradients still to be added up; how often processes ask each other."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -143,8 +141,6 @@ def with_empty_parts(name, how, divide):
 
 
 # ---------------------------------------------------------------- in the two processes
-
-
 def run_divided(case, how, mesh) -> dict[str, Any]:
     end = run(case, how, lambda name, x: distribute_tensor(x, mesh, [placement(name, x)]))
     assert all(p.placements == (placement(name, p),) for name, p in end.items())
@@ -208,8 +204,6 @@ def parts(mesh, folder):
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 every_how = pytest.mark.parametrize("how", HOWS)
 
 

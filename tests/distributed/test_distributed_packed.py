@@ -1,7 +1,5 @@
 """Slots of DTensors that are packed: each process packs its own part."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any
@@ -58,8 +56,6 @@ def step(opt, params, divide, times):
 
 
 # ---------------------------------------------------------------- in the two processes
-
-
 def divider(mesh):
     return lambda name, x: distribute_tensor(x, mesh, [DIVIDED[name][1]])
 
@@ -219,8 +215,6 @@ def parts(mesh, folder) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_are_stepped_as_plain_tensors(kind, both):
     first, second = results(both, f"packed-{kind}")

@@ -1,7 +1,5 @@
 """Rules that reduce, on rows that two processes divide: compiled, they do what one process does."""
 
-from __future__ import annotations
-
 import cases
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """torch's own wrappers of optimizers over ours, and the state dicts of FSDP1."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import warnings
@@ -152,8 +150,6 @@ def parts(mesh, folder) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 def each(some):
     return pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in some])
 

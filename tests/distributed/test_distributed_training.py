@@ -1,7 +1,5 @@
 """DDP, FSDP2, tensor parallelism, ZeRO and FSDP1: two processes train as one."""
 
-from __future__ import annotations
-
 import cases
 import pytest
 from helpers import assert_close
@@ -133,8 +131,6 @@ PAIRS = [(row, way) for row in ROWS for way in row.ways]
 
 
 # ---------------------------------------------------------------- in the two processes
-
-
 def optimizer(way, groups, recipe, **settings):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -174,8 +170,6 @@ def parts(mesh, folder):
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 @pytest.mark.parametrize(
     ("row", "way"), [pytest.param(row, way, id=f"{way}-{row.name}") for row, way in PAIRS]
 )

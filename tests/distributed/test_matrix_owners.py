@@ -1,7 +1,5 @@
 """Matrices that several processes share: who computes them, and what is sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -168,8 +166,6 @@ def work(rank: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.full)])
 def ranks(request, tmp_path_factory):
     return collect(request.param, work, folder=tmp_path_factory.mktemp("owners"))

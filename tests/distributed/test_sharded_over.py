@@ -1,7 +1,5 @@
 """Trees that are one process's part of a larger one, meshes of two dimensions, and faults."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable
@@ -156,8 +154,6 @@ def gradient_of_a_norm(mesh):
 
 
 # ---------------------------------------------------------------- L-BFGS
-
-
 def train_lbfgs(search, way=None, mesh=None):
     """Inner products are of the whole model, and all processes take one way. No way: alone."""
     model = new_model() if way is None else wrapped(way, mesh, new_model())
@@ -182,8 +178,6 @@ def train_lbfgs(search, way=None, mesh=None):
 
 
 # ---------------------------------------------------------------- meshes of two dimensions
-
-
 COMPOSED = Row("composed", lambda lr: cases.composed(lr, 0.1, 0.9))
 
 
@@ -203,8 +197,6 @@ def train_on_two_dimensions(shape):
 
 
 # ---------------------------------------------------------------- faults
-
-
 def message(error, *tried):
     """What a call raises; nothing else may come."""
     function, *args = tried
@@ -312,8 +304,6 @@ def parts(mesh, folder) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 @pytest.mark.parametrize(("name", "how", "owners"), RUNS, ids=lambda x: str(x))
 def test_parts_step_as_the_whole(name, how, owners, both):
     """Also where a process has no leaves, no gradient in a step, or a NaN of its own."""

@@ -1,8 +1,6 @@
 """Steps inside of something: autocast, inference mode, tracers and transforms of torch.func; steps
 by lazily conjugated gradients, and late ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -122,8 +120,6 @@ def test_a_count_that_float32_does_not_hold_is_saved_in_float64(compile):
 
 
 # ---------------------------------------------------------------- where a kernel must not run
-
-
 def doubles(n: int) -> list[dict[str, Tensor]]:
     torch.manual_seed(1)
     return [{"matrix": torch.randn(SHAPE, dtype=torch.float64)} for _ in range(n)]

@@ -1,7 +1,5 @@
 """The bits of compiled steps: those of ATen, and the same for any number of threads."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -59,8 +57,6 @@ def test_the_table_has_every_operation_of_kernels():
 
 
 # ---------------------------------------------------------------- every element-wise rule
-
-
 class Rounded(TorchFunctionMode):
     """Functions for which ATen calls MKL are rounded once, as kernels do it."""
 
@@ -122,7 +118,6 @@ def test_every_element_wise_rule_has_the_bits_of_aten(case, dtype):
 
 
 # ---------------------------------------------------------------- functions and sums of our own
-
 POWERS = (1 / 3, -0.25, 0.3, 0.75, 1.5, -1.7, 2.5)
 
 

@@ -1,7 +1,5 @@
 """How often the C++ compiler is called, and what becomes of what it builds, or does not end."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -116,7 +114,6 @@ def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch, capl
 
 
 # ---------------------------------------------------------------- builds that do not end
-
 BEGUN = """
 import sys
 sys.path.insert(0, {support!r})
@@ -190,8 +187,6 @@ def test_a_killed_process_is_in_nobodys_way(slow, monkeypatch):
 
 
 # ---------------------------------------------------------------- processes and threads
-
-
 def test_two_threads_that_need_a_new_kernel_build_it_once(compiler):
     turn, found = threading.Barrier(2), []
 

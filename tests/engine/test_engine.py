@@ -1,8 +1,6 @@
 """Compiled steps of models with tensors of all kinds, of trees that look like those of the last
 step, and of optimizer objects."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import threading
@@ -75,8 +73,6 @@ def momentum(lr=0.05):
 
 
 # ---------------------------------------------------------------- fo.compile
-
-
 def test_a_model_of_all_kinds_steps_as_by_the_update():
     tx, params = composed(), model()
     step, grads = fo.compile(tx), gradients(params, 5)
@@ -168,8 +164,6 @@ def test_matrices_of_one_shape_share_a_kernel_and_a_transposed_one_runs_eagerly(
 
 
 # ---------------------------------------------------------------- threads
-
-
 def train(seed, turn=None):
     """Steps over large tensors, with gradients that depend on where they have come to."""
     random = torch.Generator().manual_seed(seed)
@@ -200,8 +194,6 @@ def test_two_optimizers_step_at_once_as_each_would_alone():
 
 
 # ---------------------------------------------------------------- the optimizer object
-
-
 COMPILED = Pair("AdamW", adapters.AdamW, torch.optim.AdamW, ADAM, BOTH)
 
 
@@ -228,8 +220,6 @@ def test_compiling_changes_no_setting_of_torch():
 
 
 # ---------------------------------------------------------------- trees that look like the last
-
-
 class Branch(NamedTuple):
     first: torch.Tensor
     second: list[torch.Tensor]

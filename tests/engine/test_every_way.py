@@ -3,8 +3,6 @@
 That are kernels, ATen between them, joined tensors, one tensor after the other, and shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The device of tests (tests/support/gpu): the CPU's results, counters, refusals, graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +29,6 @@ def pinned(*values: float) -> Tensor:
 
 
 # ---------------------------------------------------------------- what is counted, and refused
-
 READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
     "bool": lambda x: bool(x[0] > 0),
@@ -105,8 +102,6 @@ def test_tensors_of_two_places_are_refused(what):
 
 
 # ---------------------------------------------------------------- memory and graphs
-
-
 def test_freed_memory_is_garbage_and_handed_out_again():
     x = torch.ones(300, device=DEVICE)
     place = x.data_ptr()

@@ -4,8 +4,6 @@ are counted. How kernels are built, tried and kept there, and what falls back.
 Odd layouts, two devices, checkpoints between devices and steps of trees that wait for nothing are
 among the checks for whoever has a card, which run on this device, too (`tests/gpu_check`)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -191,8 +189,6 @@ def test_a_pure_update_waits_for_nothing(gpu, name):
 
 
 # ---------------------------------------------------------------- captured steps
-
-
 def captured(make, device, lr, steps=6, at=3):
     """Steps whose learning rate changes, those after the first few as replays of one."""
     params = params_on(device)
@@ -282,8 +278,6 @@ def test_a_captured_step_has_gradients_of_its_own(gpu):
 
 
 # ---------------------------------------------------------------- tensors of all kinds
-
-
 def test_a_matrix_optimizer_is_kernels_around_products(gpu):
     def run(device):
         torch.manual_seed(0)
@@ -352,8 +346,6 @@ def test_the_device_may_be_the_default_one(gpu):
 
 
 # ---------------------------------------------------------------- a GradScaler
-
-
 def scaled(cls, device, **hyper):
     """Steps under a GradScaler, one of them with an infinite gradient, without waiting for it."""
     params = params_on(device)
@@ -381,8 +373,6 @@ def test_a_step_that_a_scaler_refuses_is_left_out_on_the_device(gpu, name):
 
 
 # ---------------------------------------------------------------- kernels: built, tried, kept
-
-
 def fails_to_compile(gpu, monkeypatch):
     def load(*args):
         raise RuntimeError("ptxas died")

@@ -1,7 +1,5 @@
 """Ctrl-C during a step: the step ends, or it has never been."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a rule is known by inside of a process: everything that it computes with counts."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,8 +1,6 @@
 """Kernels on disk: whose folder it is, what is loaded from it, many processes at once, and the
 command that shows and prunes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -51,8 +49,6 @@ def names(folder):
 
 
 # ---------------------------------------------------------------- what is kept, and loaded
-
-
 def test_a_kernel_is_kept_once_and_found_by_the_next_process(here, monkeypatch):
     assert not library().found
     (name,) = names(here)
@@ -169,8 +165,6 @@ def test_nothing_is_left_open_or_lying_about(here, monkeypatch, tmp_path):
 
 
 # ---------------------------------------------------------------- names
-
-
 def test_a_name_says_what_a_kernel_depends_on_and_nothing_else(monkeypatch, tmp_path):
     text = source(1).text
     before = toolchain.name_of(text)
@@ -205,8 +199,6 @@ def test_a_kernel_of_another_compiler_is_not_taken_where_there_is_one(here, monk
 
 
 # ---------------------------------------------------------------- the folder
-
-
 def test_without_a_choice_it_is_in_the_users_cache(here, monkeypatch, tmp_path):
     monkeypatch.delenv("FUNCTIONAL_OPTIM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "yet"))
@@ -304,7 +296,6 @@ def test_a_relative_folder_stays_where_it_was(here, monkeypatch, tmp_path):
 
 
 # ---------------------------------------------------------------- processes
-
 SCRIPT = """
 import json, sys, warnings
 import torch, functional_optim as fo
@@ -393,7 +384,6 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
 
 
 # ---------------------------------------------------------------- the folder stays small
-
 DAY = 86400.0
 MEBIBYTE = 2**20
 

@@ -1,7 +1,5 @@
 """Rules with products of matrices: by ATen on stacks, with kernels around them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any, NamedTuple

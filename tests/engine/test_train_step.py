@@ -1,7 +1,5 @@
 """`compile_train_step`: what a loop over gradients and updates does, compiled or not."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys
@@ -241,8 +239,6 @@ def test_a_transformation_that_reads_the_loss_gets_it():
 
 
 # ---------------------------------------------------------------- the scale of the loss
-
-
 def scaled(**options: Any) -> Any:
     return fo.dynamic_loss_scale(recipe(), init_scale=1024.0, growth_interval=2, **options)
 
@@ -282,8 +278,6 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
 
 
 # ---------------------------------------------------------------- traced
-
-
 def test_a_traced_step_consists_of_operations():
     step = fo.compile_train_step(loss_fn, scaled(), accumulate=2, donate=False)
     params, (batch, *_) = parameters(), batches()
@@ -323,8 +317,6 @@ def test_parameters_may_be_dtensors(mesh):
 
 
 # ---------------------------------------------------------------- autocast, copies, errors
-
-
 def test_the_update_does_not_see_autocast():
     params = {"w": torch.randn(8, 6)}
     tx = fo.chain(fo.orthogonalize(), fo.scale_by_lr(0.1))
@@ -402,8 +394,6 @@ def test_second_gradients_are_scaled_where_the_first_are(wrap, compile):
 
 
 # ---------------------------------------------------------------- shared memory, some leaves
-
-
 def made(loss: Any, tx: Any, **options: Any) -> Any:
     return fo.compile_train_step(loss, tx, compile=False, **options)
 

@@ -1,8 +1,6 @@
 """Triton kernels of recipes in Triton's interpreter, next to the C++ of the same graphs; and what
 their machine code says, compiled for a GPU that is not there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -117,8 +115,6 @@ def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyP
 
 
 # ---------------------------------------------------------------- where things are
-
-
 @pytest.mark.parametrize("name", ["sgd-momentum", "adamw", "lamb"])
 def test_tensors_that_begin_anywhere(name: str) -> None:
     check_all(name, torch.bfloat16, offset=1, aligned=False)
@@ -164,8 +160,6 @@ def test_adamw_moves_28_bytes_of_each_element() -> None:
 
 
 # ---------------------------------------------------------------- packed slots and weights
-
-
 class Packed(NamedTuple):
     """A recipe with packed slots. dtype: of its weights. full: whether it is for `test-full`."""
 
@@ -224,8 +218,6 @@ def test_packed_slots_are_those_of_the_cpp(name: str) -> None:
 
 
 # ---------------------------------------------------------------- operations
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_every_operation_does_what_the_cpp_does(dtype: torch.dtype) -> None:
     """But for functions of the library, which are torch's in the interpreter."""
@@ -262,7 +254,6 @@ def test_a_wrong_kernel_is_found() -> None:
 
 
 # ---------------------------------------------------------------- machine code
-
 FROM_LIBRARY = {"ex2.approx.ftz.f32", "lg2.approx.f32", "rcp.approx.ftz.f32"}
 """Instructions that do not round as IEEE 754 has it: in libdevice's `cbrt`, before a last step that
 does."""

@@ -2,8 +2,6 @@
 run, or contradict their arguments, are refused before anything is changed. Slots with a codec, and
 rules with variants."""
 
-from __future__ import annotations
-
 import random
 import re
 import warnings
@@ -72,8 +70,6 @@ def test_large_ints_among_the_numbers_of_a_rule_are_exact():
 
 
 # ---------------------------------------------------------------- refused
-
-
 class Refusal(NamedTuple):
     """What `fo.leafwise` takes, but for the name, and what the error must say besides that."""
 
@@ -244,8 +240,6 @@ def test_a_rule_that_cannot_be_run_is_refused_before_anything_is_changed(name, w
 
 
 # ---------------------------------------------------------------- slots
-
-
 def test_what_slots_cannot_be_is_refused():
     def update(u: Tensor, slots: Any, p: Tensor) -> Any:
         return u, slots
@@ -305,8 +299,6 @@ def test_a_rule_with_a_codec_is_built_and_run_in_one_graph(fresh_dynamo):
 
 
 # ---------------------------------------------------------------- variants
-
-
 @pytest.mark.parametrize("way", [by_update, by_eager_object])
 def test_the_chosen_variant_is_run_and_no_other(way, monkeypatch):
     """Where the step is known; a traced step stands behind a condition."""
@@ -347,8 +339,6 @@ def test_a_rule_that_returns_no_tuple_and_renamed_arguments_are_refused():
 
 
 # ---------------------------------------------------------------- measurements
-
-
 def rescaled(u: Tensor, slots: Any, p: Tensor, x: Any) -> Any:
     return -u / x, slots
 

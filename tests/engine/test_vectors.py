@@ -1,7 +1,5 @@
 """Loops of kernels are vectors: g++ itself says which ones it has left scalar."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Kernels compiled ahead of time: what the command says, and that later processes find them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

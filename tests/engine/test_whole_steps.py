@@ -1,8 +1,6 @@
 """Steps as one graph of torch.compile: what is not made of one-tensor rules alone, and anything by
 `backend="torch"`. Graphs, donation, fallbacks."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

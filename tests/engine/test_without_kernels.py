@@ -1,7 +1,5 @@
 """Where a kernel cannot be had: eager steps and one warning, or the error of a strict step."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -34,8 +32,6 @@ def no_compiler(monkeypatch):
 
 
 # ---------------------------------------------------------------- strict steps
-
-
 def of_function(tx: Any) -> Any:
     params = {"w": torch.eye(3)}
     state, step = tx.init(params), fo.compile(tx, strict=True)
@@ -111,8 +107,6 @@ def test_another_word_for_compile_raises_at_once(bad):
 
 
 # ---------------------------------------------------------------- kernels that are wrong
-
-
 def added(monkeypatch):
     """Kernels add where they are to multiply."""
     monkeypatch.setitem(POINT, "mul.Tensor", lambda b, n, x, y: b.add(x, y))
@@ -157,7 +151,6 @@ def test_a_kernel_that_does_something_else_than_its_rule_is_not_used(name, monke
 
 
 # ---------------------------------------------------------------- what is said, in a process
-
 STEPS = """
 import sys, warnings
 import torch
@@ -222,8 +215,6 @@ def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(tmp_
 
 
 # ---------------------------------------------------------------- what is said, here
-
-
 EMPTY = 'while [ "$1" != -o ]; do shift; done; : > "$2"'
 NO_CC1 = "echo \"cc: error: cannot execute 'cc1plus': compilation terminated\"; exit 1"
 

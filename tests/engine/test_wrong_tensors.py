@@ -4,8 +4,6 @@ Run as a program, the file prints a line for each case that ends in anything but
 result or a sentence.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -303,8 +301,6 @@ def main(bare: bool) -> None:
 
 
 # ---------------------------------------------------------------- in a process of its own
-
-
 @pytest.mark.parametrize("library", some(["watched", "bare"]))
 def test_every_wrong_tensor_ends_in_the_pure_result_or_a_sentence(library):
     """In a process of its own, which may die; with the library beside the kernels, and without."""

@@ -1,7 +1,5 @@
 """Digits to 90 % without one backward pass: by evolution, and by forward gradients."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

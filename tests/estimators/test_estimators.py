@@ -1,7 +1,5 @@
 """Gradient estimators: right on average, with the variance that theory gives, and pure."""
 
-from __future__ import annotations
-
 import io
 import math
 
@@ -62,8 +60,6 @@ def estimates(est, loss_fn, params, count):
 
 
 # ---------------------------------------------------------------- proof
-
-
 UNBIASED = {
     "forward": (fo.forward_gradient(), quartic, lambda g: g @ g + g * g),
     "forward-signs": (
@@ -152,8 +148,6 @@ def test_spalls_gains_are_spalls():
 
 
 # ---------------------------------------------------------------- the protocol
-
-
 @every
 def test_it_is_pure_and_resumes_bitwise(name):
     est, params = EVERY[name](), make_params(torch.float32)
@@ -270,8 +264,6 @@ def test_every_dtype_gets_a_gradient_in_its_own_width(name, dtype):
 
 
 # ---------------------------------------------------------------- what goes wrong
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", TOLD)
 def test_a_pair_with_a_bad_loss_counts_nothing(name, bad):

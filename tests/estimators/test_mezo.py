@@ -1,7 +1,5 @@
 """MeZO: a leaf of noise at a time, weights that do not drift, and runs made again from scalars."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Lightning's Trainer over our optimizers: the same run as over torch's, or as a loop by hand."""
 
-from __future__ import annotations
-
 import copy
 import csv
 from pathlib import Path
@@ -46,8 +44,6 @@ def as_recipe(made=recipe, **hyper):
 
 
 # ---------------------------------------------------------------- scenes, with torch's and ours
-
-
 def trained(**args):
     return lambda pl, kind, folder: pl.run(of_all(kind), **args)
 
@@ -382,8 +378,6 @@ def test_a_compiled_module_trains_as_with_torchs(pl, backend, fresh_dynamo):
 
 
 # ---------------------------------------------------------------- recipes
-
-
 def loop(pl, tx):
     """The functional loop over the same batches: parameters and state."""
     module = pl.Net(None)

@@ -1,7 +1,5 @@
 """Lightning's checkpoints, modes and precisions: resumed runs end as whole ones, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_same, pairs
@@ -166,8 +164,6 @@ def test_fabric_saves_and_loads_bitwise(pl, kind, tmp_path):
 
 
 # ---------------------------------------------------------------- optimizers with two modes
-
-
 def made(module):
     return adapters.ScheduleFreeAdamW(module.parameters(), lr=0.05, compile=False)
 
@@ -238,8 +234,6 @@ def test_the_callback_leaves_other_optimizers_alone(pl):
 
 
 # ---------------------------------------------------------------- precision plugins on the CPU
-
-
 ROWS = {
     "AdamW": {"lr": 0.02, "weight_decay": 0.1},
     "SGD": {"lr": 0.05, "momentum": 0.9},

@@ -4,8 +4,6 @@ Each of them has a function that trains a row's optimizer, saves in the middle, 
 there.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile
@@ -59,8 +57,6 @@ class Seen(NamedTuple):
 
 
 # ---------------------------------------------------------------- Accelerate
-
-
 def accelerator(**options):
     """An Accelerator that forgets the one before, as a new process would."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -103,8 +99,6 @@ def clipped_by_value(*args, **options):
 
 
 # ---------------------------------------------------------------- ignite
-
-
 class Engine:
     """A supervised trainer over a row's optimizer, its losses and learning rates."""
 
@@ -143,8 +137,6 @@ def supervised(kind, case, folder=None, resume=None):
 
 
 # ---------------------------------------------------------------- Lightning
-
-
 def scheduled(kind, case, module):
     opt = kind(case, module.parameters())
     scheduler = lrs.OneCycleLR(opt, 0.1, total_steps=12, cycle_momentum=False)
@@ -167,8 +159,6 @@ def lightened(kind, case, folder=None, resume=None):
 
 
 # ---------------------------------------------------------------- transformers
-
-
 def make_llama(dtype=torch.float64):
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24}
@@ -237,7 +227,6 @@ def trained(kind, case, folder=None, resume=None, **options):
 
 
 # ---------------------------------------------------------------- all of them
-
 ALL = {
     "accelerate": accelerated,
     "accelerate, by value": clipped_by_value,
@@ -292,8 +281,6 @@ def test_a_checkpoint_of_torchs_optimizer_goes_on_with_ours_and_back(case, kinds
 
 
 # ---------------------------------------------------------------- Accelerate alone
-
-
 @rows("sgd", "adamw", "adafactor", "muon")
 def test_bfloat16_autocast_trains_float32_parameters(case):
     ends = []
@@ -336,8 +323,6 @@ def test_a_step_that_the_scaler_leaves_out_is_said_to_be_skipped(kind):
 
 
 # ---------------------------------------------------------------- ignite alone
-
-
 def cyclical(opt):
     return LinearCyclicalScheduler(opt, "lr", 0.001, 0.1, cycle_size=4)
 
@@ -385,8 +370,6 @@ def test_ignites_rate_finder_finds_what_it_finds_with_torchs(case, kind):
 
 
 # ---------------------------------------------------------------- transformers alone
-
-
 @every_kind
 def test_an_optimizer_and_a_scheduler_are_handed_to_the_trainer(kind, tmp_path):
     ends = []

@@ -1,7 +1,5 @@
 """Loops around an optimizer that others have written: scalers, averages, casts, hooks."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -40,8 +38,6 @@ def poison(model, value=torch.inf):
 
 
 # ---------------------------------------------------------------- the same loops as with torch's
-
-
 def scaled(kind, case):
     """With infinite gradients at the first step, before there is any state, and later."""
     model, opt = make(kind, case)
@@ -216,8 +212,6 @@ def test_a_scaler_steps_an_optimizer_that_is_called_fused(name):
 
 
 # ---------------------------------------------------------------- copies, and steps in between
-
-
 @every_row
 def test_one_optimizer_a_parameter_inside_backward_equals_one_for_all(case):
     model, opt = make(drop_in, case)
@@ -241,7 +235,6 @@ def test_one_optimizer_a_parameter_inside_backward_equals_one_for_all(case):
 
 
 # ---------------------------------------------------------------- autocast
-
 BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
@@ -284,8 +277,6 @@ def test_where_a_step_rounds_nothing_a_cast_loop_is_torchs_bit_for_bit(kind, dty
 
 
 # ---------------------------------------------------------------- recipes that do it themselves
-
-
 def of_recipe(recipe, model, **hyper):
     return adapters.Optimizer(model.parameters(), recipe, compile=False, **hyper)
 

@@ -3,8 +3,6 @@
 Both processes are started once, run every part, and leave what they found in a file.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 
@@ -64,8 +62,6 @@ def data():
 
 
 # ---------------------------------------------------------------- Lightning, in the two processes
-
-
 def halves(pl):
     """Half of every batch for each process, in order: Lightning's own sampler would shuffle."""
     rows = pl.loader().dataset
@@ -122,8 +118,6 @@ def divided(pl, tensor, folder):
 
 
 # ---------------------------------------------------------------- Accelerate, in the two processes
-
-
 def prepared(case, **options):
     accelerate.state.AcceleratorState._reset_state()
     accelerate.state.GradientState._reset_state()
@@ -189,8 +183,6 @@ def work(rank: int, folder: str) -> dict[str, object]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """The results of the two processes."""

@@ -1,7 +1,5 @@
 """The checks for whoever has a card: the command as a dry run, its table, its report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

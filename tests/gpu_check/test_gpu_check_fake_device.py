@@ -1,7 +1,5 @@
 """The checks for whoever has a GPU, on the device for tests with interpreted kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults in the optimizer objects, and in what divides a step over processes."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 

@@ -1,7 +1,5 @@
 """Faults in algorithms, checkpoints, replicas, searches, estimators and tuning."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 ALGORITHMS = "functional_optim/algorithms"

@@ -1,7 +1,5 @@
 """Faults in the numbers of a step, in trees, and in what composes rules."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 CORE = "functional_optim/core"

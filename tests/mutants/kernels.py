@@ -1,7 +1,5 @@
 """Faults in how kernels are recorded, written, built, kept and called, and in compiled steps."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 KERNELS, ENGINE, CORE = (f"functional_optim/{x}" for x in ("kernels", "engine", "core"))

@@ -1,7 +1,5 @@
 """Faults in compiled solvers: recordings, their C++, and when a library is taken again."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 TESTS = "tests/least_squares/test_compiled.py"

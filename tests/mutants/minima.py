@@ -1,7 +1,5 @@
 """Faults in minimizers and solvers of equations, their callbacks, and self-scaled methods."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 SOLVERS = "functional_optim/solvers"

@@ -8,8 +8,6 @@ that fails anyway.
 Usage: run.py [--list] [--jobs N] [words…]: only faults whose file or title has one of the words.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

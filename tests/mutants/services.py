@@ -1,7 +1,5 @@
 """Faults in checkpoints, replicas, searches, estimators, tuning, and what their pages show."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 CHECKPOINTS = [

@@ -1,7 +1,5 @@
 """Faults in least squares, its solvers, and the transformations and objects that know residuals."""
 
-from __future__ import annotations
-
 from mutants.run import Mutant
 
 SOLVERS = "functional_optim/solvers"

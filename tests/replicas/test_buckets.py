@@ -1,7 +1,5 @@
 """Averages in buckets: each element exactly once, whatever the sizes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

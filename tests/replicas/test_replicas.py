@@ -3,8 +3,6 @@
 A peer's tree is never lost: whenever it comes, the next tree that a replica returns is it.
 """
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
@@ -36,8 +34,6 @@ def healing(script, peer, **options):
 
 
 # ---------------------------------------------------------------- coordinators
-
-
 def test_alone_every_step_is_committed():
     group = Local()
     for step in (1, 2):
@@ -138,8 +134,6 @@ def test_what_is_registered_is_saved_as_a_copy_and_healed_as_a_whole():
 
 
 # ---------------------------------------------------------------- the loop
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_alone_the_loop_is_the_plain_one(compiled):
     params = make_params(torch.float32)
@@ -295,7 +289,6 @@ def test_the_tree_and_a_decision_can_be_sent():
 
 
 # ---------------------------------------------------------------- a peer's tree is never lost
-
 SGD = fo.sgd(1.0)
 
 

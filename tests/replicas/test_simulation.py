@@ -3,8 +3,6 @@
 Then 10,000 random schedules of faults, and the loops that must not get through them.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import optree
@@ -158,7 +156,6 @@ def simulate(
 
 
 # ---------------------------------------------------------------- what to run, and what is told
-
 BOTH = pytest.mark.parametrize("heals_at_start", [False, True], ids=["async", "sync"])
 EVERYWHERE = pytest.mark.parametrize("point", POINTS)
 
@@ -174,8 +171,6 @@ def said(result, what, rank=None):
 
 
 # ---------------------------------------------------------------- no faults
-
-
 @BOTH
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_replicas_from_different_starts_train_as_one(replicas, heals_at_start):
@@ -223,7 +218,6 @@ def test_time_is_virtual():
 
 
 # ---------------------------------------------------------------- one fault at each point
-
 IN_THE_STEP = ("after start", "in allreduce", "after allreduce")
 SILENT = "refused step 3: nothing heard of 1 for 1 s"
 FAULTS = {
@@ -290,8 +284,6 @@ def test_a_slow_peer_beyond_the_timeout_is_gone_for_that_step(heals_at_start):
 
 
 # ---------------------------------------------------------------- deaths and partitions
-
-
 def test_the_dead_run_their_finally_and_no_more():
     seen = []
 
@@ -351,8 +343,6 @@ def test_a_quorum_waits_for_the_last_who_has_the_last_step():
 
 
 # ---------------------------------------------------------------- history
-
-
 def test_a_step_whose_holders_all_die_is_lost_and_the_run_says_so():
     faults = [Kill(rank, 2, "after decide", restart=0.1) for rank in range(2)]
     training = Training()

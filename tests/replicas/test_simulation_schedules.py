@@ -1,7 +1,5 @@
 """Simulated groups: errors, random schedules of faults, and loops that are wrong."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -29,9 +27,8 @@ from functional_optim.replicas import (
 )
 from functional_optim.replicas.simulation.faults import POINTS
 
+
 # ---------------------------------------------------------------- errors
-
-
 class FailsOnce(Replica):
     """Its third update raises half-way."""
 
@@ -177,7 +174,6 @@ def test_bad_arguments_raise(options, message):
 
 
 # ---------------------------------------------------------------- random schedules of faults
-
 CHUNK = 250
 
 
@@ -269,8 +265,6 @@ def test_steps_that_are_taken_back_lose_nothing_that_another_has():
 
 
 # ---------------------------------------------------------------- determinism
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_the_same_seed_and_faults_give_the_same_run(seed):
     faults, group = schedule(seed)
@@ -300,8 +294,6 @@ def test_random_faults_are_those_of_their_seed_and_can_be_written_down():
 
 
 # ---------------------------------------------------------------- loops with a fault
-
-
 class StaleCandidate(Replica):
     """Computes the update before the vote, and takes it after: torchft's order."""
 

@@ -1,7 +1,5 @@
 """local_sgd and diloco go where plain loops go, and torchft's classes; with faults, all as one."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -83,8 +81,6 @@ def train_group(tx, **how):
 
 
 # ---------------------------------------------------------------- plain loops
-
-
 def assert_follows(results, loop, *given):
     """Each replica's parameters after every step."""
     plain = lambda tree: {n: np.asarray(x) for n, x in tree.items()}  # noqa: E731
@@ -140,8 +136,6 @@ def test_alone_it_is_the_inner_transformation(tx, tolerance):
 
 
 # ---------------------------------------------------------------- torchft's own classes
-
-
 class Manager:
     """A coordinator behind the methods of a torchft Manager that its classes call."""
 
@@ -239,7 +233,6 @@ def test_a_refused_pseudo_gradient_takes_the_inner_state_back_here_and_not_there
 
 
 # ---------------------------------------------------------------- refusals
-
 RECIPES = {
     "local_sgd": fo.local_sgd(inner(), 2),
     "diloco": fo.diloco(inner(), NESTEROV, 2),
@@ -290,8 +283,6 @@ def test_names_of_a_state_are_those_of_the_present():
 
 
 # ---------------------------------------------------------------- replicas that come back
-
-
 @pytest.mark.parametrize("name", ["local_sgd", "delayed"])
 def test_a_peer_that_stands_elsewhere_does_not_move_this_replicas_synchronization(name):
     """One that is through, for instance, and has no local steps behind it: what it has is taken,

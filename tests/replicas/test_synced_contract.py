@@ -1,7 +1,5 @@
 """What local_sgd and diloco refuse, and that their parts are pure and can be traced."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_finite, assert_same, clone, make_grads, make_params

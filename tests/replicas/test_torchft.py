@@ -3,8 +3,6 @@
 Everything that torchft starts lives in namespaces of its own (`torchft_spaces.py` says why).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

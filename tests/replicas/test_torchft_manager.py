@@ -1,16 +1,13 @@
 """torchft's Manager as a coordinator."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import functional_optim as fo
 from functional_optim.replicas import Decision
 
+
 # ---------------------------------------------------------------- torchft's Manager
-
-
 class Manager:
     """What `TorchFT` uses of a torchft Manager, for a group of one; the real one runs in
     test_torchft."""

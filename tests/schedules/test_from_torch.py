@@ -1,7 +1,5 @@
 """Schedules made from torch's schedulers, against those schedulers stepping a real optimizer."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Every schedule against optax and through every property, and what joins them."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import accumulate, pairwise
@@ -21,9 +19,8 @@ from torch import Tensor
 import functional_optim as fo
 from functional_optim import schedules
 
+
 # ---------------------------------------------------------------- numbers in, numbers out
-
-
 def test_every_schedule_is_in_the_table():
     public = {thing for name, thing in vars(schedules).items() if callable(thing)}
     built = {schedules.join, schedules.warmup, schedules.from_torch}
@@ -141,8 +138,6 @@ def test_vmap_over_the_lengths():
 
 
 # ---------------------------------------------------------------- as hyperparameters
-
-
 @ALL
 def test_a_chain_sees_the_numbers_of_the_schedule(name):
     """The first step has count 0."""
@@ -170,7 +165,6 @@ def test_schedules_are_one_graph():
 
 
 # ---------------------------------------------------------------- formulas
-
 OPTAX = json.loads(
     (Path(__file__).parents[1] / "support" / "reference" / "optax_schedules.json").read_text()
 )
@@ -256,8 +250,6 @@ def test_a_cycle_without_a_rise_starts_at_its_peak():
 
 
 # ---------------------------------------------------------------- joins
-
-
 @hypothesis_settings(max_examples=50)
 @given(
     levels=st.lists(st.floats(0.0, 10.0), min_size=2, max_size=6),

@@ -1,7 +1,5 @@
 """What holds for every population method."""
 
-from __future__ import annotations
-
 import functools
 
 import optree

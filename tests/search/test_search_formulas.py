@@ -1,7 +1,5 @@
 """Each method against a loop over plain numbers, from its paper; and the weights of places."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -229,7 +227,6 @@ def test_weights_of_places():
 
 
 # ---------------------------------------------------------------- CMA-ES goes where pycma's goes
-
 FILE = json.loads((Path(__file__).parents[1] / "support" / "reference" / "pycma.json").read_text())
 FIELDS = ("mean", "sigma", "C", "pc", "ps")
 
@@ -279,7 +276,6 @@ def test_the_stored_runs_hold_the_path_back():
 
 
 # ---------------------------------------------------------------- losses after a budget
-
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 BARS = {
     "cma_es": {"sphere": 1e-10, "rosenbrock": 6.0, "rastrigin": 20.0, "ellipsoid": 40.0},
@@ -325,7 +321,6 @@ def test_equal_means_equal_within_the_sampling_error_of_medians(bench):
 
 
 # ---------------------------------------------------------------- what cannot be
-
 BAD = {
     "population of 2 or more, but got 1": lambda: search.snes(1, 0.1),
     "population of 3 or more, but got 2": lambda: search.cma_es(2, 0.1),

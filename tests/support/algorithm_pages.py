@@ -1,7 +1,5 @@
 """What the pages on algorithms say, read from their Markdown."""
 
-from __future__ import annotations
-
 import re
 import sys
 

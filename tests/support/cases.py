@@ -1,7 +1,5 @@
 """The table of cases: one row sends a recipe through every property and every reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Recipes put together by combinators, as functions of a learning rate that pickle can find."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Kernels and C++ compilers for tests of how kernels are built."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Problems for least squares: fits of decay curves, and Rosenbrock's function."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

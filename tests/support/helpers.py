@@ -1,7 +1,5 @@
 """Trees to step, and what it means for two of them to be the same."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

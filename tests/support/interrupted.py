@@ -1,7 +1,5 @@
 """A Ctrl-C at every place of a step at which Python would deliver one."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import signal

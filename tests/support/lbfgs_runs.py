@@ -1,7 +1,5 @@
 """Problems for the L-BFGS tests, and runs of torch's class and ours on them."""
 
-from __future__ import annotations
-
 import copy
 
 import optree
@@ -127,8 +125,6 @@ def assert_alike(a, b, tolerance):
 
 
 # ---------------------------------------------------------------- the functional side
-
-
 def with_grad(f):
     """Evaluate one problem; keeps a list of where."""
 

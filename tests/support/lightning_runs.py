@@ -1,7 +1,5 @@
 """Small runs of Lightning's Trainer, to compare: always on the CPU, quiet, from the same start."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """The table of links and of recipes that are not leafwise, or read the loss: one row sends each
 through every way of running it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

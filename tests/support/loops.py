@@ -1,7 +1,5 @@
 """A small model with its data, and the optimizers of a row, for loops that others have written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An example of every public factory, defined at the top level so that all can be pickled."""
 
-from __future__ import annotations
-
 import inspect
 from types import FunctionType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Recipes of matrices, and the four ways in which they step a tree."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

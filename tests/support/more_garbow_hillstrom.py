@@ -5,8 +5,6 @@ Moré, Garbow, Hillstrom, "Testing Unconstrained Optimization Software", ACM Tra
 torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

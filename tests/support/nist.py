@@ -5,8 +5,6 @@ points, certified parameters, standard deviations and residual sums as NIST publ
 models are written for numpy and torch alike.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The optimizer objects that the contract tests go through, each beside torch's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -72,7 +70,6 @@ every_drop_in = pytest.mark.parametrize("pair", parameters(DROP_INS))
 
 
 # ---------------------------------------------------------------- edits from outside
-
 EDITS: dict[str, Callable[[Any, list[Any]], Any]] = {
     "slot zeroed": lambda opt, p: _slot(opt, p[1]).zero_(),
     "slot replaced": lambda opt, p: opt.state[p[1]].update({_key(opt, p[1]): p[1].detach() * 0.1}),

@@ -1,7 +1,5 @@
 """Rules whose slots are not like their parameter, and one that chooses among several updates."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Every operation that kernels have, numbers to try it on, and how far results are apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The tests of such a file that are to run do so together, when the first of them 
 pytest. Its reports are handed on as if they had been made here.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

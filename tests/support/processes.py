@@ -1,7 +1,5 @@
 """Several processes that work together, started and collected by a test."""
 
-from __future__ import annotations
-
 import datetime
 import time
 import traceback

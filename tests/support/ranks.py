@@ -4,8 +4,6 @@ A file of such tests has `parts(mesh, folder)`: functions by name. Both processe
 in one order; what each returns, or how it failed, goes into the process's file.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from pathlib import Path

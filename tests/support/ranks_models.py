@@ -4,8 +4,6 @@ Each process has its own half of a batch, and gradients are means, so one proces
 batches goes the same way.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -113,8 +111,6 @@ def put_nan(model):
 
 
 # ---------------------------------------------------------------- in the two processes
-
-
 def wrapped(way, mesh, model):
     """The model as it is used that way; its part of a batch is that of `mine`."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard

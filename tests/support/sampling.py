@@ -1,7 +1,5 @@
 """Parameters of costly tests: some run in `make test`, the rest in `make test-full`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

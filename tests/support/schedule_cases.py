@@ -1,7 +1,5 @@
 """The table of schedules: one row sends a schedule through every property."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

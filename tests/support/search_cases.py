@@ -1,7 +1,5 @@
 """One row per population method: what the tests send through all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

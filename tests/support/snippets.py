@@ -6,8 +6,6 @@ behind it, as in ```` ```python optax ````, do not. Where a statement's last lin
 stands for any characters.
 """
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import re

@@ -1,7 +1,5 @@
 """Random trees, stepped by the pure transform, by a compiled one, and by optimizer objects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

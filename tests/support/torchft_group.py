@@ -4,8 +4,6 @@ It must be the first process of its own namespaces (`torchft_spaces.alone`): wha
 with it, every port is free, and what binds to wildcard addresses is seen by nobody.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -4,8 +4,6 @@ It waits for a line on its input, trains, kills itself where it was told to, and
 JSON about every step to its output.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@ Each of `CHECKS` answers "" or what went wrong; two replicas are two threads. Th
 written to a file, as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Namespaces in which torchft may run: it listens on all interfaces, so it gets its own."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import subprocess

@@ -3,8 +3,6 @@
 The loop calls the rule's own function on one tensor after the other.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import math
@@ -89,8 +87,6 @@ MODELS = {
 
 
 # ---------------------------------------------------------------- the naive loop
-
-
 def computed_in(p: Tensor) -> torch.dtype:
     """The dtype in which a rule gets a tensor."""
     return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
@@ -165,7 +161,6 @@ def by_field(slots: Sequence[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
 
 
 # ---------------------------------------------------------------- outcomes
-
 WAYS: dict[str, Callable[..., Any]] = {
     "update": by_update,
     "fo.compile": by_function,

@@ -109,8 +109,6 @@ def rules(functions: dict[str, Callable[[Tensor, Tensor], Tensor]], **more: Any)
 
 
 # ------------------------------------------------- numbers of a whole tensor, its rows or columns
-
-
 def top_k(u, p):
     least = u.abs().flatten().topk(max(1, u.numel() // 4)).values[-1]
     return torch.where(u.abs() >= least, u, 0.0)
@@ -177,8 +175,6 @@ rules(
 
 
 # ------------------------------------------------- order and place of elements, shapes
-
-
 def ranks(u, p):
     order = torch.argsort(u, dim=-1, stable=True) if u.dim() else torch.zeros_like(u)
     place = torch.argsort(order, dim=-1) if u.dim() else order
@@ -244,8 +240,6 @@ PLACES = rules(
 
 
 # ------------------------------------------------- products of matrices
-
-
 def cubed(u):
     m = u.flatten(1) / u.norm()
     return (1.5 * m - 0.5 * m @ m.T @ m).view(u.shape)
@@ -281,7 +275,6 @@ MATRICES = rules(
 
 
 # ------------------------------------------------- what is not the same for large tensors
-
 MANY = 1000
 """Between the elements of recorded tensors and those of large ones."""
 

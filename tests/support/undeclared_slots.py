@@ -1,8 +1,6 @@
 """Rules without flags in half types, with slots, measurements or several parts: more rows of
 `undeclared_rules`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -26,7 +24,6 @@ from undeclared_rules import (
 import functional_optim as fo
 
 # ------------------------------------------------- half types, and numbers that are no floats
-
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -147,8 +144,6 @@ def softmax_at_temperature(u, slots, p, rate):
 
 
 # ------------------------------------------------- slots
-
-
 class Momentum(NamedTuple):
     exp_avg: Any
 
@@ -311,8 +306,6 @@ def a_slot_of_the_size_of_a_recorded_one(u, slots, p):
 
 
 # ------------------------------------------------- measurements, hyperparameters, carried numbers
-
-
 def norm_of_one(u, slots, p):
     return (u.norm(),)
 
@@ -359,8 +352,6 @@ def carried_norm(u, slots, p, norm):
 
 
 # ------------------------------------------------- recipes of several rules
-
-
 def is_matrix(path: str, p: Tensor) -> bool:
     """Whether the parameter has rows and columns."""
     return p.dim() >= 2

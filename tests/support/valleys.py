@@ -4,8 +4,6 @@ Moré, Garbow, Hillstrom, "Testing unconstrained optimization software" (1981); 
 with bounds: Hock, Schittkowski, "Test examples for nonlinear programming codes" (1981).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Each gives the parameters, and the slots by key and by the names of the parameters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Averages of parameters in half precision: they move, and older ones are taken over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

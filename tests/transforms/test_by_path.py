@@ -1,7 +1,5 @@
 """Factors by path, and the functions that make them; decay where the step agrees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, clone, run
@@ -57,8 +55,6 @@ def test_layers_by_patterns():
 
 
 # ---------------------------------------------------------------- widths
-
-
 def network(width, hidden=None):
     """Input, two hidden layers, output and a gain, as torch stores them."""
     hidden = hidden or width
@@ -94,8 +90,6 @@ def test_mup_knows_widths_that_are_equal_by_chance_from_a_third_model():
 
 
 # ---------------------------------------------------------------- cautious decay
-
-
 @pytest.mark.parametrize("independent", [False, True])
 def test_cautious_weight_decay_acts_where_step_and_decay_agree(independent):
     torch.manual_seed(0)

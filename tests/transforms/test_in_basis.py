@@ -1,7 +1,5 @@
 """Element-wise rules in a basis: what is kept goes over to a new one, and what does not fit."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Products of matrices of which only a part is computed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close

@@ -1,7 +1,5 @@
 """Each link against its published formula, written once more in plain torch; and its errors."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -29,8 +27,6 @@ def flat(x):
 
 
 # ---------------------------------------------------------------- averages and decay
-
-
 def test_three_kinds_of_weight_decay():
     p, g, lr, wd = tree(), tree(1), 0.1, 0.3
     adapt, descend = fo.scale(2.0), fo.scale_by_lr(lr)
@@ -106,8 +102,6 @@ def test_a_learning_rate_after_what_works_on_the_step_is_refused(last):
 
 
 # ---------------------------------------------------------------- sizes
-
-
 def test_sign_keeps_a_nan():
     g = torch.tensor([-3.0, 0.0, -0.0, 2e-30, math.inf, math.nan])
     u = once(fo.sign(), g, torch.zeros(6))
@@ -223,8 +217,6 @@ def test_orthogonalize_is_what_muon_does():
 
 
 # ---------------------------------------------------------------- constraints
-
-
 def test_zero_nans_counts_over_all_leaves():
     tx, p = fo.zero_nans(), tree()
     g, state = tree(1), tx.init(p)
@@ -281,8 +273,6 @@ def test_a_projection_of_ones_own():
 
 
 # ---------------------------------------------------------------- Polyak, cautious
-
-
 @pytest.mark.parametrize("variant", ["sps", "sps+"])
 @pytest.mark.parametrize("value", [0.05, 1.5, 1e9])
 def test_scale_by_polyak(variant, value):

@@ -1,7 +1,5 @@
 """Every link, and every combination, through every way of running it."""
 
-from __future__ import annotations
-
 import pickle
 
 import optree
@@ -28,8 +26,6 @@ TAKING = [case for case in (*NEW, *OLD) if not case.real]
 
 
 # ---------------------------------------------------------------- the functional loop
-
-
 @pytest.mark.parametrize("case", rows())
 def test_arguments_are_untouched_and_states_keep_their_form(case):
     for dtype in REAL if case.real else (*REAL, torch.complex64):
@@ -105,8 +101,6 @@ def test_a_batch_of_learning_rates_equals_the_loop(case):
 
 
 # ---------------------------------------------------------------- graphs and kernels
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_paths_in_a_graph_are_those_outside():
     def paths(params):
@@ -217,8 +211,6 @@ def test_kernels_equal_the_functional_loop(name):
 
 
 # ---------------------------------------------------------------- the optimizer object
-
-
 def make_object(case, params):
     mine = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
     return adapters.Optimizer(mine.items(), case.recipe, compile=False), mine

@@ -1,7 +1,5 @@
 """Local rules and sampling: links for those who bring their own step."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

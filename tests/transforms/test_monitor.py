@@ -1,7 +1,5 @@
 """Measurements that a state carries."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -91,7 +89,6 @@ def test_two_monitors_of_one_name_need_names_of_their_own():
 
 
 # ---------------------------------------------------------------- around a transformation
-
 CLIP = 3.0
 MEASURES = {**fo.measures.diagnostics, "changed": fo.measures.changed}
 
@@ -240,8 +237,6 @@ def test_the_numbers_of_each_tensor_are_saved():
 
 
 # ---------------------------------------------------------------- reading
-
-
 def test_numbers_are_those_of_get():
     params, g = trees(2)
     tx = fo.chain(watched(fo.schedules.linear(0.1, 0.0, 4)), fo.snapshot("x", fo.measures.mean))

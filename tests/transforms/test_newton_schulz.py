@@ -1,7 +1,5 @@
 """Newton–Schulz iterations by a library of C++, compared with torch's operations."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Noise: counter-based, so the same wherever and whenever it is made."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The noise of `add_noise`: its generator, and the same numbers however a step runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpu.drivers import Host, installed

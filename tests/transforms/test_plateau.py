@@ -1,7 +1,5 @@
 """`reduce_on_plateau`: against torch's scheduler, and below zero. As a link: `test_links`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -47,8 +45,6 @@ def losses(steps, seed=0, noise=0.2):
 
 
 # ---------------------------------------------------------------- when it reduces
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -126,8 +122,6 @@ def test_equal_values_are_equal_after_rounding_to_the_state():
 
 
 # ---------------------------------------------------------------- a link like any other
-
-
 def recipe(**options):
     plateau = fo.reduce_on_plateau(**{"factor": 0.5, "patience": 2, **options})
     return fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(0.1), plateau)
@@ -143,8 +137,6 @@ def test_behind_a_gate_only_open_steps_have_a_value():
 
 
 # ---------------------------------------------------------------- bad input
-
-
 def test_an_object_needs_a_closure():
     w = torch.nn.Parameter(torch.ones(2))
     w.grad = torch.ones(2)

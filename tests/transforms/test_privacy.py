@@ -1,7 +1,5 @@
 """Gradients of single examples: clipped, summed, noised."""
 
-from __future__ import annotations
-
 import math
 import re
 

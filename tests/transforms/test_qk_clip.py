@@ -1,7 +1,5 @@
 """QK-Clip against attention itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_close, assert_same

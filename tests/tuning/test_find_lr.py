@@ -1,7 +1,5 @@
 """A sweep's losses are those of single runs, whatever is done to make them at once."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from contextlib import nullcontext
@@ -221,8 +219,6 @@ def test_what_is_beside_the_loss_is_left_out():
 
 
 # ---------------------------------------------------------------- nothing of the user's changes
-
-
 class Net(nn.Module):
     def __init__(self, *middle: nn.Module) -> None:
         super().__init__()
@@ -328,8 +324,6 @@ def test_batch_norm_is_refused_and_the_advice_works():
 
 
 # ---------------------------------------------------------------- what vmap refuses
-
-
 def branching(lr):
     return fo.adamw(lr if lr > 0 else 0.0)
 
@@ -384,8 +378,6 @@ def test_losses_that_are_the_same_for_all_are_said(wrong):
 
 
 # ---------------------------------------------------------------- compiled
-
-
 def test_a_compiled_sweep_is_one_graph(monkeypatch):
     """Also with slots that some parameters do without, and a last chunk that is smaller."""
     counter = CompileCounterWithBackend("aot_eager")
@@ -417,8 +409,6 @@ def test_what_cannot_be_compiled_runs_without(monkeypatch):
 
 
 # ---------------------------------------------------------------- wrong arguments
-
-
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [

@@ -1,7 +1,5 @@
 """What a sweep says: the final losses, a choice, a table and a curve."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """Reports name what is wrong with trainings that were spoiled on purpose, and nothing else."""
 
-from __future__ import annotations
-
 import builtins
 import math
 
@@ -157,8 +155,6 @@ def test_two_monitors_of_one_name_stay_apart():
 
 
 # ---------------------------------------------------------------- the picture
-
-
 def lines_of(figure):
     return {
         axes.get_title().split(",")[0]: [line.get_ydata() for line in axes.get_lines()]

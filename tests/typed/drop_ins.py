@@ -4,8 +4,6 @@ A call that is marked must be an error: with a signature of `*args` and `**kwarg
 and a mark that silences no error is reported as one.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

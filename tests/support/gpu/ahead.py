@@ -1,7 +1,5 @@
 """Triton kernels compiled for a GPU that is not there, and what their machine code says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -21,8 +21,6 @@ which starts a thread for each device. So tests with it run in a process of thei
 `pytestmark = pytest.mark.own_process`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -1,8 +1,6 @@
 """Drivers for Triton kernels where there is no GPU: Triton's interpreter runs them on the host's
 memory, on the CPU's tensors or on those of the device for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -8,8 +8,6 @@ it seconds; and the functions of libdevice, which it lacks and which are torch's
 of alignment is an error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Triton kernels of recipes in the interpreter, beside the C++ of the same graphs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The device for tests as `gpu_check` sees a card."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import torch

@@ -1,7 +1,5 @@
 """What others compute: the papers' loops, and what optax, pycma and older versions have stored."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ commit the files. Each holds the state after three steps, the gradients of three
 parameters after those. Those in checkpoints/ are of commit 51bc3e8.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

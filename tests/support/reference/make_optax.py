@@ -5,8 +5,6 @@
 Where a row has one description, it is of both libraries: optax stands there under our names.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

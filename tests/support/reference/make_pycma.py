@@ -10,8 +10,6 @@ full C starts at exp(1e-4 i/d) on the diagonal; the file has it under step 0. Wi
 pycma keeps C's diagonal as a vector of deviations; the file has the squares of these as C.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Run `python tests/support/reference/optax_schedules.py` where the extra "peers" is installed.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Stich 2019, Algorithm 1; Douillard et al. 2023, Algorithm 1; Douillard et al. 20
 Replicas are dicts of arrays; a gradient is `p - target`, with a target for each replica and step.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -3,8 +3,6 @@
 In numpy and float64, so that both sides compute the same. Ten numbers in three leaves.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 SHAPES = {"body": {"b": (3,), "w": (2, 3)}, "head": ()}

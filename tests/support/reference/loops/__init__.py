@@ -5,8 +5,6 @@ where the tensor is at the end. Algorithms that torch.optim, optax or a package 
 have are compared with these instead.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

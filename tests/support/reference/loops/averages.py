@@ -1,7 +1,5 @@
 """Loops of averages."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Loops that see a matrix in a basis, or with factors for its sides."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Muon and its relatives, from their authors' code, with Newton–Schulz in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.loops.averages import _adamw
