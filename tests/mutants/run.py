@@ -11,6 +11,7 @@ Usage: run.py [--list] [--jobs N] [words…]: only faults whose file or title ha
 import argparse
 import importlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -52,6 +53,34 @@ class Mutant(NamedTuple):
             return f"its text stands in {self.file} {found} times"
         missing = [x for x in self.tests if not (root / x.split("::")[0].split(" ")[0]).exists()]
         return f"{missing[0]} is not there" if missing else None
+
+
+def read(text: str) -> list[Mutant]:
+    """Faults as a text. = the file of the faults below; a title; - what stands there; + what
+    replaces it, both without the first two characters; ? the tests, in tests/, of this fault and
+    of those below that name none."""
+    braces = re.compile(r"(\S*)\{(.*)\}(\S*)")
+
+    def expanded(names: re.Match[str]) -> str:
+        return " ".join(f"{names[1]}{x}{names[3]}" for x in names[2].split(","))
+
+    found: list[tuple[str, str, dict[str, list[str]], str]] = []
+    file = tests = ""
+    for line in text.strip("\n").split("\n"):
+        sign, rest = line[:1], line[2:]
+        if sign == "=":
+            file = rest
+        elif sign == "?":
+            tests = re.sub(r"(?<!\S)(?!tests/)(\w+/)", r"tests/\1", braces.sub(expanded, rest))
+            found[-1] = (*found[-1][:3], tests)
+        elif sign in "-+":
+            found[-1][2][sign].append(rest)
+        else:
+            found.append((line, file, {"-": [], "+": []}, tests))
+    return [
+        Mutant(title, own, *("\n".join(texts[sign]) for sign in "-+"), (tests,))
+        for title, own, texts, tests in found
+    ]
 
 
 def every() -> list[Mutant]:
