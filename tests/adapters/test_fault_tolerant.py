@@ -11,7 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from voting import KINDS, Meeting, batch, everything, loss_of, made, model, train
+from voting import KINDS, batch, everything, loss_of, made, model, together, train
 
 from functional_optim.adapters import FaultTolerantOptimizer
 from functional_optim.replicas import Local, Scripted
@@ -249,9 +249,6 @@ def test_too_many_refused_steps_raise_and_the_group_can_go_on():
 
 
 def test_gradients_are_averaged_over_the_group():
-    ends = [None, None]
-    meeting = Meeting(2)
-
     def replica(group, number):
         net = torch.nn.ParameterList([torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(())])
         optim = torch.optim.SGD(net.parameters(), lr=1.0, weight_decay=0.5)
@@ -263,11 +260,10 @@ def test_gradients_are_averaged_over_the_group():
             if number:
                 net[1].sum().backward()
             opt.step()
-        ends[number] = [p.detach().clone() for p in net], [p.grad for p in net]
+        return [p.detach().clone() for p in net], [p.grad for p in net]
 
-    meeting.run(replica)
-    values, grads = ends[0]
-    assert_same(values, ends[1][0])
+    (values, grads), (others, _) = together(replica)
+    assert_same(values, others)
     for x, want in zip(values, (-2.75, -0.5, 1.0, 1.0), strict=True):
         assert (x == want).all()
     assert grads[2:] == [None, None]

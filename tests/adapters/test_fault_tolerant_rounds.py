@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import assert_same
 from torch.amp.grad_scaler import GradScaler
-from voting import Counting, Meeting, everything, loss_of, made, model, train
+from voting import Counting, everything, loss_of, made, model, together, train
 
 from functional_optim.adapters import FaultTolerantOptimizer
 from functional_optim.replicas import Local, Scripted
@@ -126,8 +126,6 @@ def test_a_refusal_is_one_for_all_that_share_the_vote():
 
 
 def test_gradients_of_both_are_averaged_before_the_one_vote():
-    ends = [None, None]
-
     def replica(group, number):
         (net_a, a), (net_b, b) = pair(group, average_gradients=True)
         for i in range(3):
@@ -136,10 +134,9 @@ def test_gradients_of_both_are_averaged_before_the_one_vote():
             (loss_of(net_a, 2 * i + number) + loss_of(net_b, 2 * i + number)).backward()
             b.step()
             a.step()
-        ends[number] = everything(a), everything(b)
+        return everything(a), everything(b)
 
-    Meeting(2).run(replica)
-    assert_same(*ends)
+    assert_same(*together(replica))
 
 
 def test_what_fails_in_one_is_not_taken_by_the_other():
@@ -205,19 +202,18 @@ def test_a_scaler_leaves_infinite_gradients_out(average, unscale):
 
 def test_one_replica_alone_has_infinite_gradients():
     """With gradients averaged in step(): a replica that skipped it would keep the other waiting."""
-    ends, scales, committed = [None, None], [0.0, 0.0], [[], []]
 
     def replica(group, number):
         net, opt = made("adamw", group, average_gradients=True)
-        scaler = GradScaler("cpu", init_scale=8.0)
+        scaler, committed = GradScaler("cpu", init_scale=8.0), []
         for loss in losses_of(net, -1 if number else 1, number, 2):
             scaled_steps(scaler, opt, [loss])
-            committed[number].append(opt.decision.committed)
-        ends[number], scales[number] = everything(opt), scaler.get_scale()
+            committed.append(opt.decision.committed)
+        return everything(opt), scaler.get_scale(), committed
 
-    Meeting(2).run(replica)
-    assert committed == [[True, False, True, True]] * 2
-    assert scales == [4.0, 8.0]
+    ends, scales, committed = zip(*together(replica), strict=True)
+    assert committed == ([True, False, True, True],) * 2
+    assert scales == (4.0, 8.0)
     assert_same(*ends)
 
 

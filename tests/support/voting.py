@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.optim.swa_utils import SWALR
 
 import functional_optim as fo
 from functional_optim.adapters import FaultTolerantOptimizer
-from functional_optim.replicas import Coordinator, Decision, Local
+from functional_optim.replicas import Coordinator, Decision, Local, Simulation
 
 
 def recipe(lr, decay=0.9):
@@ -161,56 +160,8 @@ HEALS = Decision(committed=True, healed=True, step=1, participants=1)
 """For a script: the group commits, and this replica is healed."""
 
 
-class Together(Coordinator):
-    """For replicas in threads: means over all, and if one is against a step, none takes it."""
-
-    def __init__(self, meeting: Meeting, number: int) -> None:
-        super().__init__()
-        self.meeting = meeting
-        self.number = number
-
-    def _start(self) -> None:
-        pass
-
-    def _mean(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
-        mean = torch.stack(self.meeting.gather(self.number, vector)).mean(0)
-        return lambda: mean
-
-    def _decide(self) -> Decision:
-        reasons = [r for r in self.meeting.gather(self.number, self._refusal()) if r]
-        reason = reasons[0] if reasons else ""
-        return Decision(not reason, False, self.step + (not reason), 2, reason)
-
-
-class Meeting:
-    """Where replicas in threads exchange what they have."""
-
-    def __init__(self, replicas: int) -> None:
-        self.barrier = threading.Barrier(replicas, timeout=60)
-        self.brought: list[Any] = [None] * replicas
-
-    def gather(self, number: int, value: Any) -> list[Any]:
-        self.brought[number] = value
-        self.barrier.wait()
-        all_of_them = list(self.brought)
-        self.barrier.wait()
-        return all_of_them
-
-    def run(self, replica: Callable[[Coordinator, int], None]) -> None:
-        """Run one replica per thread; raises what the first of them raises."""
-        failed: list[BaseException] = []
-
-        def one(number: int) -> None:
-            try:
-                replica(Together(self, number), number)
-            except BaseException as error:
-                failed.append(error)
-                self.barrier.abort()
-
-        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(self.brought))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
+def together(replica: Callable[[Coordinator, int], Any]) -> list[Any]:
+    """What each replica of a group of two returns: of its coordinator and its number."""
+    group = Simulation(2, init_sync=False, heals_at_start=True)
+    found = group.run(lambda member: replica(member, member.rank)).returned
+    return [found[0], found[1]]
