@@ -238,16 +238,6 @@ def test_a_step_that_raises_is_taken_back(error):
         opt.step()
 
 
-def test_too_many_refused_steps_raise_and_the_group_can_go_on():
-    net, opt = made("sgd", Scripted([True, *[False] * 4, True], max_retries=2))
-    train(opt, net, 3)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="max_retries=2"):
-            train(opt, net, 1)
-    train(opt, net, 1)
-    assert opt.decision.committed
-
-
 def test_gradients_are_averaged_over_the_group():
     def replica(group, number):
         net = torch.nn.ParameterList([torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(())])

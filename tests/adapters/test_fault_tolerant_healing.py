@@ -70,16 +70,6 @@ def test_a_replica_heals_bit_for_bit(kind, at_start):
     assert_same(everything(opt), everything(peer))
 
 
-def test_a_refused_step_may_heal():
-    peer_net, peer = made("adamw", Local(), seed=1)
-    train(peer, peer_net, 2)
-    refused = HEALS._replace(committed=False)
-    net, opt = made("adamw", Scripted([refused], peer.coordinator.saved), seed=2)
-    train(opt, net, 1)
-    assert opt.decision.healed
-    assert_same(everything(opt), everything(peer))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_keeps_its_dtype(dtype):
     """torch's load_state_dict casts: ASGD's float32 numbers, an optimizer's float32 moments."""
@@ -219,12 +209,14 @@ def test_a_scheduler_called_after_zero_grad_is_called_again_after_the_heal():
     assert_same(everything(opt), everything(peer))
 
 
-def test_an_epoch_that_a_replica_has_missed_counts():
+def test_a_refused_step_may_heal_and_an_epoch_that_was_missed_counts():
     peer_net, peer, theirs = followed(Local(), seed=1)
     train(peer, peer_net, 2)
     refused = HEALS._replace(committed=False)
     net, opt, mine = followed(Scripted([refused], peer.coordinator.saved), seed=2)
     train(opt, net, 1)
+    assert opt.decision.healed
+    assert_same(everything(opt), everything(peer))
     for scheduler in (theirs, mine):
         scheduler.step()
         assert scheduler.last_epoch == 1

@@ -392,17 +392,6 @@ def test_lightning_steps_where_the_group_commits(pl, manual):
     assert_same(everything(opt), everything(alone))
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_lightning_resumes(pl, tmp_path):
-    trainer = fit(pl, module(pl, Local()))
-    trainer.save_checkpoint(tmp_path / "saved.ckpt")
-    ends = []
-    for path in (tmp_path / "saved.ckpt", None):
-        resumed = fit(pl, module(pl, Local()), max_epochs=2, ckpt_path=path)
-        ends.append(everything(resumed.optimizers[0]))
-    assert_same(*ends)
-
-
 @pytest.fixture
 def accelerator():
     import accelerate

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import assert_close, run
 from torch import Tensor
+from ways import by_object
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
 
 RECIPES: dict[str, Callable[..., Any]] = {
     "galore": lambda lr=0.1: fo.chain(fo.scale_by_galore(rank=2), fo.scale_by_lr(lr)),
@@ -39,29 +39,14 @@ def gradients(step: int) -> dict[str, Any]:
     return {**found, "late": found["late"] if step >= LATE else None}
 
 
-def by_update(tx: Any, update: Any, steps: int) -> dict[str, Tensor]:
-    params = matrices(0)
-    state = tx.init(params)
-    for k in range(steps):
-        updates, state = update(gradients(k), state, params)
-        params = fo.apply_updates(params, updates)
-    return params
-
-
-def by_object(recipe: Any, compile: Any, steps: int) -> dict[str, Tensor]:
-    params = {name: torch.nn.Parameter(p) for name, p in matrices(0).items()}
-    opt = Optimizer(params.items(), recipe, compile=compile)
-    for k in range(steps):
-        for name, g in gradients(k).items():
-            params[name].grad = g
-        opt.step()
-    return {name: p.detach() for name, p in params.items()}
+def after(tx: Any, steps: int) -> dict[str, Tensor]:
+    return run(tx, matrices(0), [gradients(k) for k in range(steps)])[0]
 
 
 @each_recipe
 def test_the_first_gradient_moves_a_matrix_at_once(name):
     tx = RECIPES[name]()
-    first, second = (by_update(tx, tx.update, LATE + k)["late"] for k in (1, 2))
+    first, second = (after(tx, LATE + k)["late"] for k in (1, 2))
     start = matrices(0)["late"]
     basis = name.startswith(("soap", "kl"))  # whose first gradient makes a basis, and no step
     assert ((first - start).norm() < 0.01) == basis  # but for weight decay
@@ -72,18 +57,19 @@ def test_the_first_gradient_moves_a_matrix_at_once(name):
 def test_all_ways_start_it_alike(name):
     recipe, steps = RECIPES[name], LATE + 4
     tx = recipe()
-    plain = by_update(tx, tx.update, steps)
+    plain = after(tx, steps)
     moved, state = matrices(0), tx.init(matrices(0))
     step = fo.compile(tx)
     for k in range(steps):
         moved, state = step(gradients(k), state, moved)
     assert_close(moved, plain, 1e-5)
     for compile in (True, False):  # a gate counts the steps of all tensors, as the update does
-        gated = by_object(lambda lr=0.1: fo.apply_if_finite(recipe(lr), 5), compile, steps)
+        grads = [gradients(k) for k in range(steps)]
+        gated, _ = by_object(fo.apply_if_finite(recipe(), 5), matrices(0), grads, compile)
         assert_close(gated, plain, 1e-5)
     torch.compiler.reset()
     traced = torch.compile(tx.update, backend="eager", fullgraph=True)
-    assert_close(by_update(tx, traced, steps), plain, 1e-5)
+    assert_close(after(fo.GradientTransformation(tx.init, traced), steps), plain, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["galore", "soap", "kl_shampoo"])

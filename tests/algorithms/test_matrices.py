@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_close, assert_finite, assert_same, make_grads, run
 from reference.loops import LOOPS
-from three_ways import random_tree
+from ways import random_tree
 
 import functional_optim as fo
 from functional_optim import adapters, linalg

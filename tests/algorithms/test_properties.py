@@ -61,14 +61,14 @@ def test_a_new_state_owns_its_memory(case):
     ("case", "dtype", "grad_dtype"),
     [
         pytest.param(*row.values, dtype, own, id=f"{row.id}-{str(dtype)[6:]}-{str(own)[6:]}")
-        for dtypes, owns, needs in (
-            (REAL, REAL + HALF, ()),
-            (HALF, REAL + HALF, ("half",)),
-            (COMPLEX, COMPLEX, ("complex",)),
+        for dtypes, others, needs in (
+            (REAL, HALF, ()),
+            (HALF, REAL, ("half",)),
+            (COMPLEX, COMPLEX[::-1], ("complex",)),
         )
         for row in able(*needs)
-        for dtype in dtypes
-        for own in owns
+        for dtype, other in zip(dtypes, others, strict=True)
+        for own in (dtype, other)
     ],
 )
 def test_structure_and_dtypes_stay(case, dtype, grad_dtype):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from helpers import assert_close, assert_same, run, step_object, through_file
-from three_ways import WAYS, step_in
 from torch import Tensor
+from ways import WAYS, step_in
 
 import functional_optim as fo
 from functional_optim import adapters

@@ -7,8 +7,8 @@ import numpy
 import pytest
 import torch
 from helpers import assert_same, clone
-from three_ways import WAYS, step_in
 from torch import Tensor
+from ways import WAYS, step_in
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer

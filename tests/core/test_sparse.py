@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import assert_close, assert_same, run
-from three_ways import WAYS, step_in
+from ways import WAYS, step_in
 
 import functional_optim as fo
 from functional_optim import adapters

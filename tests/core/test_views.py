@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers import as_parameters, assert_close, copy_of, step_object
-from three_ways import check_compiled, purely, random_tree
+from helpers import as_parameters, assert_close, clone, copy_of, step_object
 from torch import Tensor
+from ways import by_function, by_update, random_tree
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
@@ -140,11 +140,11 @@ def test_the_ways_of_running_agree():
         }
         return fo.partition({**parts, "rest": fo.sgd(lr)}, {**{x: x for x in views}, "*": "rest"})
 
-    expected = purely(recipe(), 4, torch.float64, shapes)
-    check_compiled(recipe(), 4, torch.float64, shapes, expected, 1e-12)
-    held = as_parameters(random_tree(0, torch.float64, shapes))
+    params, *grads = (random_tree(k, torch.float64, shapes) for k in range(5))
+    expected = by_update(recipe(), params, grads)
+    assert_close(by_function(recipe(), clone(params), grads, strict=True), expected, 1e-12)
+    held = as_parameters(params)
     opt = Optimizer(zip(shapes, held, strict=True), recipe, compile="strict")
-    grads = [random_tree(k + 1, torch.float64, shapes) for k in range(4)]
     step_object(opt, grads[:2])
     saved = opt.state_dict()
     opt = Optimizer(zip(shapes, held, strict=True), recipe, compile="strict")

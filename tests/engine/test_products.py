@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from three_ways import random_tree
 from torch import Tensor
+from ways import random_tree
 
 import functional_optim as fo
 from functional_optim import adapters, kernels

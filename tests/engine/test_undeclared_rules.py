@@ -15,11 +15,10 @@ import torch.nn.functional as F
 import undeclared
 from helpers import assert_same, clone
 from odd_rules import Bytes, Packed, packed, refreshing
-from three_ways import WAYS, random_tree, step_in
 from torch import Tensor
 from undeclared import MODELS, ROWS
 from undeclared_slots import Momentum, momentum
-from ways import by_eager_object, by_update
+from ways import WAYS, by_eager_object, by_update, random_tree, step_in
 
 import functional_optim as fo
 from functional_optim import adapters

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from helpers import clone
+from torch import Tensor
+from ways import by_function, by_object, by_update
 
 import functional_optim as fo
-from functional_optim import adapters
 
 EXACT = torch.float64
 NS: dict[str, Any] = {"ns_dtype": EXACT}
@@ -53,37 +54,15 @@ def made(name: str, views: Any = None) -> Any:
     return partial(recipe, 0.01, **hyper, **own)
 
 
-def step_update(tx: Any, params: Any, grads: Any) -> Any:
-    state = tx.init(params)
-    for g in grads:
-        updates, state = tx.update(g, state, params)
-        params = fo.apply_updates(params, updates)
-    return params
+def ended(way: Any, **options: Any) -> Any:
+    """Where the parameters end in one of the ways, which writes into copies of them."""
+    return lambda tx, params, grads: way(tx, clone(params), clone(grads), **options)[0]
 
 
-def step_compiled(tx: Any, params: Any, grads: Any) -> Any:
-    step, state = fo.compile(tx), tx.init(params)
-    params = {name: p.clone() for name, p in params.items()}
-    for g in grads:
-        params, state = step(g, state, params)
-    return params
-
-
-def step_object(tx: Any, params: Any, grads: Any, compile: bool = True) -> Any:
-    params = {name: nn.Parameter(p.clone()) for name, p in params.items()}
-    opt = adapters.Optimizer(params.items(), lambda: tx, compile=compile)
-    for g in grads:
-        for name, p in params.items():
-            p.grad = g[name].clone()
-        opt.step()
-    return {name: p.detach() for name, p in params.items()}
-
-
+step_update = ended(by_update)
 WAYS: dict[str, Any] = {
-    "update": step_update,
-    "compile": step_compiled,
-    "object": step_object,
-    "eager": partial(step_object, compile=False),
+    **{"update": step_update, "compile": ended(by_function)},
+    **{"object": ended(by_object), "eager": ended(by_object, compile=False)},
 }
 
 
