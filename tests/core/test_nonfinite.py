@@ -19,7 +19,7 @@ from functional_optim.adapters import Optimizer
 MEASURING = [
     case
     for case in (*NEW, *OLD)
-    if any(x.rule.reduce for x in getattr(case.recipe(), "placements", ()))
+    if any(x.rule.reduce for x in getattr(case.make(), "placements", ()))
 ]
 """The links whose numbers depend on gradients."""
 STEPS = 3

@@ -137,6 +137,9 @@ NEW = (
     row("apply_delta", lambda: fo.apply_delta(0.3)),
     row("set_to_zero", lambda: fo.set_to_zero()),
     row("scale_by_polyak", lambda: fo.scale_by_polyak(0.1, eps=1e-3), extra="value"),
+)
+
+READING = (
     row("plateau", lambda: fo.reduce_on_plateau(0.5, patience=1, rtol=1.0), extra="value"),
     reading("momo", lambda lr: fo.momo(lr, weight_decay=0.1, beta=0.8, lb=0.2)),
     reading("momo-corrected", lambda lr: fo.momo(lr, beta=0.8, bias_correction=True)),

@@ -6,7 +6,7 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, assert_same, clone, through_file
-from links import COMBINED, NEW, OLD, SHAPES, all_but_vectors, inside, rows
+from links import COMBINED, NEW, OLD, READING, SHAPES, all_but_vectors, inside, rows
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
@@ -20,13 +20,13 @@ LATE += ("momo-corrected", "momo-fstar", "momo_adam")
 """Whose graphs are those of other rows, but for an operation."""
 GRAPHS = [
     pytest.param(x, marks=[pytest.mark.full] if x.name in LATE else [], id=x.name)
-    for x in (*NEW, *COMBINED)
+    for x in (*NEW, *READING, *COMBINED)
 ]
-TAKING = [case for case in (*NEW, *OLD) if not case.real]
+TAKING = [case for case in (*NEW, *OLD, *READING) if not case.real]
 
 
 # ---------------------------------------------------------------- the functional loop
-@pytest.mark.parametrize("case", rows())
+@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING))
 def test_arguments_are_untouched_and_states_keep_their_form(case):
     for dtype in REAL if case.real else (*REAL, torch.complex64):
         tx, params = case.recipe(), case.params(dtype)
@@ -69,7 +69,7 @@ def test_complex_parameters_are_refused_where_they_make_no_sense(case):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *COMBINED))
+@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING, *COMBINED))
 def test_an_ensemble_equals_the_loop(case):
     """vmap goes over states, too, but not over the None of a missing slot."""
     tx, members = case.recipe(), [case.params(seed=i) for i in range(3)]
@@ -88,7 +88,7 @@ def test_an_ensemble_equals_the_loop(case):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *COMBINED))
+@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING, *COMBINED))
 def test_a_batch_of_learning_rates_equals_the_loop(case):
     params = case.params()
     grads = case.grads(params, case.steps - 2)
@@ -224,7 +224,7 @@ def step(case, opt, mine, grads, at=0):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *COMBINED))
+@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING, *COMBINED))
 def test_the_object_equals_the_loop_and_resumes(case):
     """From a file, and from a pickle where the recipe stands in a module."""
     for dtype in (torch.float64, torch.bfloat16):
