@@ -1,7 +1,5 @@
 """Fault-tolerant optimizers to test: problems, and groups of replicas in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
