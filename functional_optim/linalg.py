@@ -191,6 +191,8 @@ def orthogonalized(
 
 def _has_library(G: Tensor, dtype: torch.dtype) -> bool:
     """Whether a library of C++ iterates on matrices, and they are large enough for it."""
+    if modes.traced():
+        return False
     return (
         dtype in (torch.bfloat16, torch.float32)
         and G.dtype is torch.float32
@@ -198,8 +200,8 @@ def _has_library(G: Tensor, dtype: torch.dtype) -> bool:
         and G.shape[-2] * G.shape[-1] > SMALL
         and library.serves()
         and has_address(G)
+        and not G.is_neg()
         and not (G.requires_grad and torch.is_grad_enabled())
-        and not (G.is_neg() or modes.traced())
         and unpack_dual(G).tangent is None
     )
 

@@ -113,6 +113,7 @@ def test_what_torch_must_see_goes_through_torch(called):
         dual = forward_ad.make_dual(G, torch.ones_like(G))
         forward_ad.unpack_dual(newton_schulz(dual, dtype=F32)).tangent.norm()
     torch.vmap(newton_schulz)(torch.randn(2, 40, 40))
+    torch.compile(newton_schulz, fullgraph=True, backend="eager")(G)
     newton_schulz(G.double())
     newton_schulz(torch.randn(32, 32))  # as fast
     negative = torch._neg_view(G)
