@@ -147,7 +147,10 @@ NUMBERS: list[Any] = [
         "two hyperparameters called factor",
     ),
     (lambda: fo.shampoo_basis(refresh="x"), "a refresh 'together' or 'spread', but got 'x'"),
-    (lambda: fo.shampoo_basis(precondition_frequency=0), "precondition_frequency of 1 or more"),
+    (
+        lambda: fo.shampoo_basis(precondition_frequency=0),
+        "precondition_frequency that is a whole number of 1",
+    ),
     (lambda: fo.shampoo_basis(1.0), "Invalid shampoo_beta value: 1.0"),
     (lambda: fo.shampoo_basis(max_precond_dim=0), "1 or more for max_precond_dim"),
     (lambda: fo.soap().init(torch.ones(2, 2, 2)), "which may be a stack of 2 matrices"),
