@@ -240,13 +240,9 @@ def on_some(
             return u if acts(path, p) else g
 
         mine, given = cut(params, grads)
-        if not NARROWED.keys().isdisjoint(extra):
-
-            def cut_of(x: Any) -> Any:
-                return cut(params, x)[1]
-
-            for name in NARROWED.keys() & extra.keys():
-                extra[name] = NARROWED[name](extra[name], filled(params), cut_of)
+        for name, narrow in NARROWED.items():
+            if name in extra:
+                extra[name] = narrow(extra[name], filled(params), lambda x: cut(params, x)[1])
         if not tree.leaves(mine):
             totals = given_totals()
             if totals is not None:

@@ -133,7 +133,7 @@ MUTANTS = [
     Mutant(
         "frozen leaves have columns",
         "functional_optim/core/chain.py",
-        "extra[name] = NARROWED[name](extra[name], filled(params), cut_of)",
+        "extra[name] = narrow(extra[name], filled(params), lambda x: cut(params, x)[1])",
         "pass",
         (f"{TESTS}/test_residual_steps.py -k frozen",),
     ),
