@@ -21,7 +21,7 @@ BLOCK = 512
 """Problems in a compiled evaluation: one graph serves any number of them."""
 
 
-class Graph:
+class CompiledCall:
     """A function that torch.compile compiles at the first call. broken: it could not."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -29,7 +29,7 @@ class Graph:
         self.broken = False
 
 
-_steps: OrderedDict[Any, Graph] = OrderedDict()
+_steps: OrderedDict[Any, CompiledCall] = OrderedDict()
 
 
 class Same:
@@ -86,10 +86,10 @@ def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, A
     return whole
 
 
-def _kept(key: Any, function: Callable[..., Any]) -> Graph:
+def _kept(key: Any, function: Callable[..., Any]) -> CompiledCall:
     """A function's graph, made at the first call with this key."""
     if key not in _steps:
-        _steps[key] = Graph(function)
+        _steps[key] = CompiledCall(function)
     used(_steps, key)
     return _steps[key]
 
