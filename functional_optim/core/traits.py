@@ -23,7 +23,7 @@ from functional_optim.core.numbers import (
     with_forms,
 )
 from functional_optim.core.recording import Body, functions_of, key_of
-from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.scalars import StepScalars
 from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots
@@ -177,13 +177,16 @@ def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
     return [k for k in own if _looks(placements[k], p) not in _checked]
 
 
-def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: Tensor) -> None:
-    """Raise ValueError for a rule that is not supported, or contradicts its declarations.
+def check_rules(
+    placements: Sequence[Placement], numbers: Sequence[Numbers], p: Tensor, goal: Goal = "step"
+) -> None:
+    """Raise an error for a rule that is not supported, or contradicts its declarations.
 
-    numbers: example scalars.
+    numbers: example scalars; before a measurement the last rule's are those for `reduce`.
     """
     for k in unchecked(placements, p):
-        _check(placements[k], numbers[k], p)
+        early = goal == "reduce" and k + 1 == len(placements)
+        _check(placements[k], numbers[k], p, early=early)
         _checked.add(_looks(placements[k], p))
 
 
@@ -191,7 +194,8 @@ def _looks(placement: Placement, p: Tensor) -> Any:
     return (key_of(placement), placement.rule.runs.batched, p.dim(), p.dtype)
 
 
-def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
+def _check(placement: Placement, numbers: Numbers, p: Tensor, *, early: bool) -> None:
+    """early: the numbers are those for `reduce`."""
     rule, who = placement.rule, f"the rule {placement.name!r}"
     for x in flat_numbers([numbers]) if type(numbers) is Own else numbers:
         if not isinstance(x, (Real, Tensor)):
@@ -200,7 +204,8 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
                 "0-dim tensors."
             )
     args = as_args(parts_of(numbers)[2])
-    if not all(update is None or takes(update, None, (), None, *args) for update in rule.updates):
+    updates = () if early else rule.updates
+    if not all(update is None or takes(update, None, (), None, *args) for update in updates):
         raise TypeError(
             f"update of {who} is called as update(u, slots, p, *scalars) with {len(args)} scalars, "
             "those that its `scalars` returns (a NamedTuple is one), but it takes other arguments."

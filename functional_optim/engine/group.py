@@ -160,7 +160,7 @@ class TensorGroup:
     def _runners(self, grads: list[Tensor], scalars: BoundScalars) -> list[Runner]:
         if self.how != "apart":
             for p in {(p.dim(), p.dtype): p for p in self.params}.values():
-                check_rules(scalars.placements, scalars.numbers, p)
+                check_rules(scalars.placements, scalars.numbers, p, scalars.goal)
         kernels.prefetch(self.wanted(grads, [scalars]))
         executors: list[Executor] = []
         runners: list[Runner] = []
