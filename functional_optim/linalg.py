@@ -159,7 +159,24 @@ def newton_schulz(
 def orthogonalized(
     G: Tensor, known: Polynomials, steps: int, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """`newton_schulz`, whose result may have G's dtype, with values of `dtype`."""
+    """`newton_schulz` for coefficients that are already read, without the last cast.
+
+    Args:
+        G: a matrix (m, n), or a batch of them.
+        known: of `polynomials`.
+        steps, eps, dtype: as in `newton_schulz`.
+
+    Returns:
+        A matrix of G's shape with values of `dtype`, in it or in G's dtype.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.linalg import orthogonalized, polynomials
+        >>> G = torch.diag(torch.tensor([1.0, 2.0]))
+        >>> orthogonalized(G, polynomials("jordan"), 5, 1e-7, torch.float32).dtype
+        torch.float32
+    """
     if hasattr(G, "full_tensor"):
         return sharding.placed_like(orthogonalized(sharding.whole(G), known, steps, eps, dtype), G)
     if G.dim() > 3:
