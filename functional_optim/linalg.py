@@ -184,7 +184,8 @@ def orthogonalized(
         return X.unflatten(0, G.shape[:-2])
     triples = [known.at(k) for k in range(steps)]
     if _has_library(G, dtype):
-        together = _together_in_library(triples, *sorted(G.shape[-2:]), dtype)
+        m, n = sorted(G.shape[-2:])
+        together = _together_in_library(triples, m, n, dtype)
         matrices = G.contiguous().view(-1, *G.shape[-2:])
         rounds = dtype is torch.bfloat16
         found = library.run(matrices, triples, eps, known.margin, together, rounds=rounds)

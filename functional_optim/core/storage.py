@@ -266,13 +266,14 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
 
 def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
     """A new tensor's slots for one rule, from the rule's `init`."""
-    if rule.init is None:
+    init: Any = rule.init
+    if init is None:
         return ()
     view = rule.storage.view
     if view is None:
-        return tuple(rule.init(p, path) if getattr(rule.init, "of_path", False) else rule.init(p))
+        return tuple(init(p, path) if getattr(init, "of_path", False) else init(p))
     view.check(rule.name, p.shape, path)
-    return tuple(seen_init(view, rule.init, p))
+    return tuple(seen_init(view, init, p))
 
 
 def at_home(rule: Rule, slots: Slots) -> Slots:

@@ -76,7 +76,7 @@ class Triton(Cpp):
         """A normal number, see `kernels/counters.py`."""
         if self.dtype is not torch.float32:
             raise Unsuitable(f"noise in {self.dtype}")
-        self.lines += noise_lines(key, low, high, place)
+        self.lines.extend(noise_lines(key, low, high, place))
         return self.let("noise")
 
     def let(self, x: str) -> str:
