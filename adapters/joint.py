@@ -40,15 +40,6 @@ class JointOptimizer(OptimizerBase):
         super().__init__(params, hyper)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as torch does; its hyperparameters are checked first.
-
-        Args:
-            param_group: `params`, and values that differ from the defaults.
-
-        Raises:
-            TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
-                optimizer is then unchanged.
-        """
         super().add_param_group(param_group)
         self.param_groups[-1] = JointGroup(self.param_groups[-1])
 
