@@ -72,8 +72,8 @@ MUTANTS = [
     noise(
         "leaves share their noise",
         f"{PACKAGE}/core/storage.py",
-        "rule.init(p, path) if getattr",
-        "rule.init(p) if getattr",
+        "tuple(init(p, path) if getattr",
+        "tuple(init(p) if getattr",
         "tests/transforms/test_noise.py -k independent",
     ),
     noise(
