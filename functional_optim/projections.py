@@ -103,8 +103,7 @@ def simplex(params: Any, scale: Number = 1.0) -> Any:
         >>> fo.projections.simplex({"a": torch.tensor([2.0, 0.0]), "b": torch.tensor([1.5])})
         {'a': tensor([0.7500, 0.0000]), 'b': tensor([0.2500])}
     """
-    vector = _joined(params)
-    numeric.check_range("simplex", "above 0", scale=scale)
+    vector = _joined("simplex", params, scale)
     return _divided((vector - _threshold(vector, scale)).clamp(min=0.0), params)
 
 
@@ -121,9 +120,8 @@ def l1_ball(params: Any, scale: Number = 1.0) -> Any:
         >>> fo.projections.l1_ball(torch.tensor([2.0, -1.5]))
         tensor([ 0.7500, -0.2500])
     """
-    vector = _joined(params)
+    vector = _joined("l1_ball", params, scale)
     size = vector.abs()
-    numeric.check_range("l1_ball", "above 0", scale=scale)
     near = vector.sign() * (size - _threshold(size, scale)).clamp(min=0.0)
     return _divided(torch.where(size.sum() <= scale, vector, near), params)
 
@@ -141,10 +139,9 @@ def l1_sphere(params: Any, scale: Number = 1.0) -> Any:
         >>> fo.projections.l1_sphere(torch.tensor([0.25, -0.25]))
         tensor([ 0.5000, -0.5000])
     """
-    vector = _joined(params)
+    vector = _joined("l1_sphere", params, scale)
     size = vector.abs()
     sign = torch.where(vector < 0, -1.0, 1.0).to(vector.dtype)
-    numeric.check_range("l1_sphere", "above 0", scale=scale)
     return _divided(sign * (size - _threshold(size, scale)).clamp(min=0.0), params)
 
 
@@ -161,8 +158,7 @@ def l2_ball(params: Any, scale: Number = 1.0) -> Any:
         >>> fo.projections.l2_ball({"a": torch.tensor([6.0]), "b": torch.tensor([8.0])}, 5.0)
         {'a': tensor([3.]), 'b': tensor([4.])}
     """
-    vector = _joined(params)
-    numeric.check_range("l2_ball", "above 0", scale=scale)
+    vector = _joined("l2_ball", params, scale)
     excess = (vector / scale).square().sum().clamp(min=1.0)  # the root of 0 has no derivative
     return _divided(vector / excess.sqrt(), params)
 
@@ -180,8 +176,7 @@ def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
         >>> fo.projections.l2_sphere(torch.tensor([0.3, 0.4]), 5.0)
         tensor([3., 4.])
     """
-    vector = _joined(params)
-    numeric.check_range("l2_sphere", "above 0", scale=scale)
+    vector = _joined("l2_sphere", params, scale)
     return _divided(vector * (scale / vector.square().sum().sqrt()), params)
 
 
@@ -202,8 +197,10 @@ def _threshold(vector: Tensor, scale: Number) -> Tensor:
     return ((ordered.cumsum(0) - scale) / count).amax()
 
 
-def _joined(params: Any) -> Tensor:
-    """All elements as one vector, in float32 at least."""
+def _joined(name: str, params: Any, scale: Number) -> Tensor:
+    """All elements as one vector, in float32 at least; ValueError, naming the projection, for a
+    scale that is not above 0."""
+    numeric.check_range(name, "above 0", scale=scale)
     parts = [sharding.whole(_real(x)).reshape(-1) for x in tree.leaves(params)]
     wide = [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in parts]
     return torch.cat(wide) if len(wide) != 1 else wide[0]

@@ -123,6 +123,12 @@ class Rule(NamedTuple):
         """The names of the stored tensors of the slots."""
         return stored_keys(self.storage)
 
+    @property
+    def draws(self) -> bool:
+        """Whether its update draws noise: `init` then takes the path of the tensor, too, and
+        elements without a gradient change."""
+        return getattr(self.init, "draws", False)
+
     def stored_by(self, **changes: Any) -> Rule:
         """The same with other fields of its storage."""
         storage = self.storage._replace(**changes)

@@ -20,10 +20,9 @@ from functional_optim.kernels.node import Unsuitable
 
 
 def densified(placements: Sequence[Placement], g: Any) -> Any:
-    """A gradient, dense if one of the rules acts on elements without a gradient, too."""
+    """A gradient, dense if one of the rules draws noise, for elements without a gradient, too."""
     sparse = g.layout is torch.sparse_coo
-    whole = sparse and any(getattr(x.rule.init, "of_path", False) for x in placements)
-    return g.to_dense() if whole else g
+    return g.to_dense() if sparse and any(x.rule.draws for x in placements) else g
 
 
 def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:

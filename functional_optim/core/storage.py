@@ -271,7 +271,7 @@ def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
         return ()
     view = rule.storage.view
     if view is None:
-        return tuple(init(p, path) if getattr(init, "of_path", False) else init(p))
+        return tuple(init(p, path) if rule.draws else init(p))
     view.check(rule.name, p.shape, path)
     return tuple(seen_init(view, init, p))
 

@@ -71,7 +71,7 @@ class _Keys:
     """
 
     __slots__ = ("seed",)
-    of_path = True
+    draws = True
 
     def __init__(self, seed: int | Tensor) -> None:
         self.seed = seed

@@ -21,7 +21,7 @@ a tensor without a gradient keeps what it has accumulated beyond its share
 - old - share * old if mean else old)
 + old)
 ? combinators/test_grammar_properties.py -k micro_batch
-whole trees behind a shut gate take over the new state
+behind a shut gate, a transformation of whole trees gets a new state
 - return updates, WholeState(gated, tree.map(kept, inner, state.inner))
 + return updates, WholeState(gated, inner)
 ? combinators/test_grammar_properties.py -k shut_gate
@@ -39,7 +39,7 @@ a mask cuts leaves off that it does not select
 - return u if acts(path, p) else g
 + return u if acts(path, p) else None
 ? combinators/test_combinators.py -k extra_arguments
-whole trees see frozen leaves
+a transformation of whole trees sees frozen leaves
 - [_without(freezing, part) for part in parts] if freezing else parts
 + parts
 ? combinators/test_combinators.py -k frozen

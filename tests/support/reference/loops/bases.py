@@ -79,7 +79,7 @@ def kl_soap(p, grads, lr, betas, **more):
 
 
 def kl_shampoo(p, grads, lr, momentum, **more):
-    """Likewise, with the average of the gradients divided by all roots."""
+    """The same, but all roots of the factors divide the average of the gradients."""
     return _kl(p, grads, lr, momentum, None, **more)
 
 
