@@ -163,7 +163,7 @@ def compare(problem: str, rival: str, compiled: bool, effort: Effort) -> Measure
     rounds = 1 if effort.quick else effort.repeats or ROUNDS
     how = {"compiled": compiled, "rounds": rounds, "quick": effort.quick}
     found = fresh.fresh("solve", problem=problem, rival=rival, **how)
-    name = f"optimistix {version(rival)}" if peer else "a loop over scipy's"
+    name = f"{rival} {version(rival)}" if peer else "a loop over scipy's"
     note = f"The first call took {found['first'][0]:.2g} s."
     return Measured(found["ours"], found["theirs"], name, note)
 
