@@ -17,7 +17,9 @@ Step = Callable[[], Any]
 WARM_UP = 3
 MOST = 3000
 """Calls of each side, however quick they are."""
-FEWEST = 10
+FEWEST, FEW = 10, 3
+"""Calls of each side at least; where ten of them take more than `LONG` seconds, three."""
+LONG = 30.0
 HEAT = 0.05
 """Seconds of the heat of each contender, after the warm-up."""
 OUT_OF_THE_RACE = 2.0
@@ -40,7 +42,8 @@ def timed(step: Step, wait: Step = nothing) -> float:
 def heat(step: Step, wait: Step) -> float:
     """The seconds that a call takes at least, as far as a short look shows."""
     for _ in range(WARM_UP):
-        timed(step, wait)
+        if timed(step, wait) > LONG / FEWEST:
+            break
     end = time.perf_counter() + HEAT
     best = timed(step, wait)
     while time.perf_counter() < end:
@@ -51,15 +54,16 @@ def heat(step: Step, wait: Step) -> float:
 def race(ours: Step, rivals: dict[str, Step], effort: Effort, wait: Step = nothing) -> Measured:
     """Time ours alternately with each rival, and return the pair with the fastest of them.
 
-    Each side is warmed up by three calls, the first of which may compile. With `wait` a device is
-    waited for before and after each call.
+    Each side is warmed up by up to three calls, the first of which may compile. With `wait` a
+    device is waited for before and after each call.
     """
     mine = heat(ours, wait)
     found = {name: heat(step, wait) for name, step in rivals.items()}
     limit = OUT_OF_THE_RACE * min(found.values())
     good = {name: rivals[name] for name, seconds in found.items() if seconds <= limit}
     round_seconds = sum([mine + found[name] for name in good])
-    repeats = effort.repeats or min(MOST, max(FEWEST, int(effort.seconds / round_seconds)))
+    fewest = FEWEST if FEWEST * round_seconds <= LONG else FEW
+    repeats = effort.repeats or min(MOST, max(fewest, int(effort.seconds / round_seconds)))
     samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in good}
     gc.collect()
     gc.disable()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 SMALL = 0.1
@@ -106,3 +108,17 @@ def attempt(row: Row, effort: Effort) -> Result:
     except Exception as error:
         text = str(error).strip().splitlines()
         return Result(row, error=f"{type(error).__name__}: {text[0][:300] if text else ''}")
+
+
+def write(file: Path, known: dict[str, Measured], results: Sequence[Result]) -> None:
+    """Store the samples of the rows that were measured, together with those of an earlier run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    now = {r.row.name: r.measured for r in results if r.measured is not None}
+    file.write_text(json.dumps({name: asdict(m) for name, m in (known | now).items()}))
+
+
+def read(file: Path) -> dict[str, Measured]:
+    """What is stored, by the rows' names; empty if there is no file."""
+    if not file.exists():
+        return {}
+    return {name: Measured(**m) for name, m in json.loads(file.read_text()).items()}

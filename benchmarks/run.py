@@ -1,7 +1,7 @@
 """The whole benchmark: `make bench`, or `make bench ARGS="--only adamw,composed --repeats 100"`.
 
 Prints a table and writes `RESULTS.md` and `RESULTS.png`: a full run into `benchmarks/`, where they
-are kept, a part of it into `out/benchmarks/`.
+are kept, a part of it into `out/benchmarks/`. `--resume` continues a run that was stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import steps
 import train_rows
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rows import Effort, Result, Row, attempt
+from rows import Effort, Measured, Result, Row, attempt, read, write
 
 HERE = Path(__file__).parent
 PARTIAL = Path("out") / "benchmarks"
@@ -60,6 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="timed calls, or processes, of each row")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each pair (default 4)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that OUT has already")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     flags = parser.parse_args(argv)
     if flags.repeats is not None and flags.repeats < 1:
@@ -104,11 +105,16 @@ def chosen(only: str | None) -> list[Row]:
 
 
 def measured(
-    rows: list[Row], effort: Effort, console: Console, keep: Callable[[list[Result]], None]
+    rows: list[Row],
+    effort: Effort,
+    console: Console,
+    known: dict[str, Measured],
+    keep: Callable[[list[Result]], None],
 ) -> list[Result]:
     """All rows, with their progress; a line for each if the output is not a terminal.
 
-    keep: called with the results so far after each of them, so that a run may be stopped.
+    known: what an earlier run has measured, by the rows' names. keep: called with the results so
+    far after each of them, so that a run may be stopped.
     """
     columns = (
         TextColumn("{task.description:<20}"),
@@ -121,7 +127,8 @@ def measured(
         task = progress.add_task("", total=len(rows))
         for row in rows:
             progress.update(task, description=row.name)
-            result = attempt(row, effort)
+            found = known.get(row.name)
+            result = Result(row, found) if found else attempt(row, effort)
             results.append(result)
             keep(results)
             if not console.is_terminal:
@@ -149,12 +156,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = shlex.join(sys.argv[1:] if argv is None else argv)
     command = "make bench" + (f' ARGS="{arguments}"' if arguments else "")
 
+    stored = (flags.out or PARTIAL) / "rows.json"
+    known = read(stored) if flags.resume else {}
+
     def keep(results: list[Result]) -> None:
+        write(stored, known, results)
         missing = [row.name for row in rows[len(results) :]]
         text = report.markdown(results, where, command, quick=flags.quick, missing=missing)
         (out / "RESULTS.md").write_text(text)
 
-    results = measured(rows, effort, console, keep)
+    results = measured(rows, effort, console, known, keep)
     plot.plot(results, out / "RESULTS.png")
     if any(result.row.words for result in results):
         plot.plot_traffic(results, out / "TRAFFIC.png")

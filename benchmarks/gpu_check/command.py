@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpu_check import accuracy, speed, steady, tensors
+from gpu_check import accuracy, placed, problems, speed, steady, tensors
 from gpu_check.platform import Platform, platform_of
 from gpu_check.results import Check, Outcome, finite, made, page
 
@@ -36,7 +36,7 @@ line."""
 
 def listed(quick: bool) -> list[Check]:
     """All checks, those that are most likely to tell something first."""
-    sections = (steady, tensors, accuracy, speed)
+    sections = (steady, tensors, placed, accuracy, problems, speed)
     return [check for section in sections for check in section.checks(quick)]
 
 

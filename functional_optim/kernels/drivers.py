@@ -40,6 +40,11 @@ class Driver(Protocol):
         """A kernel, compiled for a device and loaded there."""
         ...
 
+    def threads(self, text: str, device: torch.device) -> Launcher | None:
+        """The function `SYMBOL` of a text in CUDA C++, called with a number of threads and with
+        integers; None if nothing compiles it here."""
+        ...
+
     def capturing(self) -> bool:
         """Whether operations of this thread are being recorded for replay."""
         ...
@@ -87,6 +92,11 @@ class Cuda:
                 kernel[programs, 1, 1](*arguments)
 
         return launch
+
+    def threads(self, text: str, device: torch.device) -> Launcher | None:
+        from functional_optim.kernels import nvrtc
+
+        return nvrtc.loaded(text, device)
 
     def capturing(self) -> bool:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import array
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.kernels import lane_threads, lanes
+from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.lane_program import Program
-from functional_optim.kernels.lanes import DRIVER, MEMORY, PRELUDE, VECTOR, check
+from functional_optim.kernels.lanes import MEMORY, VECTOR, check
 from functional_optim.kernels.launches import TEAM
-from functional_optim.kernels.libraries import Native, library
+from functional_optim.kernels.libraries import library
 from functional_optim.kernels.node import Node, Unsuitable
 from functional_optim.kernels.print_cpp import SYMBOL
 from functional_optim.kernels.tape import Tape, recorded
@@ -39,7 +43,8 @@ class LaneSource:
     """The text of a library.
 
     fields: those of the state, then the data. states: how many belong to the state. status: which
-    one tells whether a problem is running, as it is equal to `running`.
+    one tells whether a problem is running, as it is equal to `running`. kind: `lanes` for vectors
+    of a CPU, `lane_threads` for threads of a GPU.
     """
 
     outputs = 0
@@ -51,6 +56,7 @@ class LaneSource:
         status: int,
         running: int,
         routines: Sequence[Routine],
+        kind: Any,
     ) -> None:
         self.fields = fields
         for x in (*fields, *[y for r in routines for y in (*r.tape.captured, *r.tape.fixed)]):
@@ -72,25 +78,27 @@ class LaneSource:
             )
             scratch = max(scratch, program.scratch)
             text.append(
-                f"static APART void {routine.name}(State& s, const int64_t* at, char* scratch) {{"
+                f"static APART void {routine.name}(State& s, const int64_t* at, Scratch scratch) {{"
             )
             text += _pointers("captured", routine.tape.captured, len(fields))
             text += _pointers("fixed", routine.tape.fixed, first)
             first += len(routine.tape.fixed)
             text += [*program.lines, "}"]
-        driver = DRIVER.format(symbol=SYMBOL, scratch=scratch, status=f"f{status}", running=running)
-        self.text = PRELUDE + "\n".join(text) + driver
+        driver = kind.DRIVER.format(
+            symbol=SYMBOL, scratch=scratch, status=f"f{status}", running=running
+        )
+        self.text = kind.PRELUDE + "\n".join(text) + driver
 
     def _moves(self, name: str, count: int) -> list[str]:
         """A function that moves a lane from or to torch's memory."""
         lines = [f"static void {name}(State& s, const int64_t* at, int64_t p, int l) {{"]
         for k, (dtype, size) in enumerate(self.fields[:count]):
-            memory, lane = f"(({MEMORY[dtype]}*)at[{k}])[p * {size} + e]", f"s.f{k}[e][l]"
+            memory, lane = f"(({MEMORY[dtype]}*)at[{k}])[p * {size} + e]", f"LANE(s.f{k}[e], l)"
             mask = dtype is torch.bool
             move = f"{lane} = {'-' if mask else ''}{memory}"
             if name == "store":
                 move = f"{memory} = {lane}{' != 0' if mask else ''}"
-            lines.append(f"for (int e = 0; e < {size}; ++e) {move};")
+            lines.append(f"LOOP for (int e = 0; e < {size}; ++e) {move};")
         return [*lines, "}"]
 
 
@@ -101,14 +109,19 @@ def _pointers(kind: str, tensors: Sequence[Tensor], first: int) -> list[str]:
     ]
 
 
+Call = Callable[[Sequence[int], int, int, bool], None]
+"""A loaded program: called with the addresses of the states, data and constants, the number of
+problems, the most steps of each, and whether it starts them instead."""
+
+
 class LaneLibrary:
     """A library, and what it needs besides the problems.
 
-    like: a state of one problem, to tell the shapes of its fields.
+    call: see `Call`. like: a state of one problem, to tell the shapes of its fields.
     """
 
-    def __init__(self, native: Native, like: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
-        self.native, self.like, self.fixed = native, like, fixed
+    def __init__(self, call: Call, like: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
+        self.call, self.like, self.fixed = call, like, fixed
 
     def states(self, count: int) -> list[Tensor]:
         """Memory for the states of so many problems."""
@@ -122,12 +135,25 @@ class LaneLibrary:
 
         states: (B, ...), written in place. data: (B, ...). captured: tensors of the functions.
         """
+        device = states[0].device
         every = (*data, *captured, *self.fixed)
-        given = [x.resolve_conj().resolve_neg().contiguous() for x in every]
-        count, threads = states[0].shape[0], torch.get_num_threads()
+        given = [x.resolve_conj().resolve_neg().contiguous().to(device) for x in every]
         addresses = [x.data_ptr() for x in (*states, *given)]
-        call = array.array("q", [count, most, threads, TEAM, int(begins), *addresses])
-        self.native.call(call.buffer_info()[0])
+        self.call(addresses, states[0].shape[0], most, begins)
+
+
+def on_host(source: Any) -> Call | None:
+    """The library of a source, on the CPU; None if there is no compiler."""
+    native = library(source)
+    if native is None:
+        return None
+
+    def call(addresses: Sequence[int], count: int, most: int, begins: bool) -> None:
+        head = [count, most, torch.get_num_threads(), TEAM, int(begins)]
+        given = array.array("q", [*head, *addresses])
+        native.call(given.buffer_info()[0])
+
+    return call
 
 
 def compiled(
@@ -143,20 +169,20 @@ def compiled(
 
     Both return the fields of the state, of which x is the first. x, data: of one problem, with a
     leading dimension of 1. status: the index of the state's status, once a start was recorded.
-    Returns None if there is no compiler.
+    Returns None if there is no compiler for their device.
 
     Raises:
         Unsuitable: for operations that no library has.
     """
-    like: list[Tensor] = []
+    values: list[list[Tensor]] = []
 
-    def begin(*given: Tensor) -> Sequence[Tensor]:
-        like[:] = start(*given)
-        return like
+    def kept(function: Callable[..., Sequence[Tensor]], *given: Tensor) -> Sequence[Tensor]:
+        values.append(list(function(*given)))
+        return values[-1]
 
-    first = recorded(begin, [x, *data], tapes[0])
-    state = [y.detach().clone() for y in like]
-    second = recorded(step, [*state, *data], tapes[1])
+    first = recorded(partial(kept, start), [x, *data], tapes[0])
+    state = values[0] = [y.detach().clone() for y in values[0]]
+    second = recorded(partial(kept, step), [*[y.clone() for y in state], *data], tapes[1])
     if not tapes[1].repeats(tapes[0]):
         raise Unsuitable("a function that is another at each call")
     fields = [Field(y.dtype, y.numel()) for y in (*state, *data)]
@@ -165,8 +191,39 @@ def compiled(
         Routine("start", [0, *after], first, tapes[0]),
         Routine("advance", [*range(len(fields))], second, tapes[1]),
     ]
-    source: Any = LaneSource(fields, len(state), status(), running, routines)
-    native = library(source)
-    if native is None:
+    gpu = x.device.type in DRIVERS
+    kind = lane_threads if gpu else lanes
+    source = LaneSource(fields, len(state), status(), running, routines, kind)
+    call = lane_threads.on_device(source.text, x.device) if gpu else on_host(source)
+    if call is None:
         return None
-    return LaneLibrary(native, state, [*tapes[0].fixed, *tapes[1].fixed])
+    made = LaneLibrary(call, state, [*tapes[0].fixed, *tapes[1].fixed])
+    if gpu and not _agrees(made, x, data, tapes[0].captured, values):
+        raise Unsuitable("a program with other values than torch's")
+    return made
+
+
+def _agrees(
+    made: LaneLibrary,
+    x: Tensor,
+    data: Sequence[Tensor],
+    captured: Sequence[Tensor],
+    values: Sequence[Sequence[Tensor]],
+) -> bool:
+    """Whether a program starts and steps the recorded problem as torch does, or warns."""
+    states = made.states(1)
+    states[0].copy_(x)
+    for begins, expected in zip((True, False), values, strict=True):
+        made.run(states, data, captured, begins=begins, most=1)
+        for mine, other in zip(states, expected, strict=True):
+            rounding = 1e-3 if other.dtype is torch.float32 else 1e-6
+            if not torch.allclose(
+                mine.double(), other.double(), rtol=rounding, atol=rounding, equal_nan=True
+            ):
+                warnings.warn(
+                    f"The program of a solver for {x.device} gives other values than torch, so "
+                    "this solver runs eagerly. Report it, with the function that it solves.",
+                    stacklevel=2,
+                )
+                return False
+    return True

@@ -80,7 +80,7 @@ class LaneLoops:
         """All lines."""
         names = zip(self.indices[0], self.shape, strict=True) if self.looped else ()
         loops = [
-            f"for (int {name} = 0; {name} < {size}; ++{name})"
+            f"LOOP for (int {name} = 0; {name} < {size}; ++{name})"
             for name, size in names
             if isinstance(name, str)
         ]

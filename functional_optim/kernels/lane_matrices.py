@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from functional_optim.kernels.lane_loops import LaneLoops, NoMemory, size_of
+from functional_optim.kernels.lanes import VECTOR
 from functional_optim.kernels.node import Node, Unsuitable
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def triangular(program: Program, node: Node) -> None:
     others = f"int j = i + 1; j < {n}; ++j" if upper else "int j = 0; j < i; ++j"
     buffer = program.buffer(node)
     program.lines += [
-        f"for (int c = 0; c < {count}; ++c) for ({order}) {{",
+        f"LOOP for (int c = 0; c < {count}; ++c) LOOP for ({order}) {{",
         *outer.lines,
         f"D t = {right};",
-        f"for ({others}) {{",
+        f"LOOP for ({others}) {{",
         *inner.lines,
         f"t -= {coefficient} * {buffer}[j * {count} + c]; }}",
         f"{buffer}[i * {count} + c] = t / {pivot}; }}",
@@ -92,7 +93,9 @@ def system(program: Program, node: Node) -> None:
         ]
     name, buffer = program.solved[key], program.buffer(node)
     if node.op == SYSTEMS[0]:
-        program.lines.append(f"for (int i = 0; i < {size_of(b)}; ++i) {buffer}[i] = {name}[i];")
+        program.lines.append(
+            f"LOOP for (int i = 0; i < {size_of(b)}; ++i) {buffer}[i] = {name}[i];"
+        )
     else:
         program.lines.append(f"{buffer}[0] = {name}_failed & all_I(1);")
 
@@ -106,6 +109,7 @@ def sort(program: Program, node: Node) -> None:
         raise Unsuitable("a sort of several vectors, or from the largest on")
     if x not in program.buffers:
         raise NoMemory(x)
-    program.lines.append(
-        f"sort_{SORTED.index(node.op)}({program.buffer(node)}, {program.buffers[x]}, {n});"
-    )
+    which, own, room = SORTED.index(node.op), program.buffer(node), program.room(n)
+    other = f"({'I' if which == 0 else VECTOR[x.dtype]}*)(scratch + {room})"
+    both = f"{own}, {other}" if which == 0 else f"{other}, {own}"
+    program.lines.append(f"ranked({both}, {program.buffers[x]}, {n});")

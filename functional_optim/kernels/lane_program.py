@@ -31,6 +31,7 @@ from functional_optim.kernels.lane_matrices import (
     system,
     triangular,
 )
+from functional_optim.kernels.lane_rooms import placed
 from functional_optim.kernels.lane_views import source_of
 from functional_optim.kernels.lanes import VECTOR, Lanes, check
 from functional_optim.kernels.node import Node, Unsuitable, reached
@@ -74,7 +75,7 @@ class Program:
         self.buffers: dict[Node, str] = {}
         self.factors: dict[Node, str] = {}
         self.solved: dict[Any, str] = {}
-        self.scratch = 0
+        self.rooms: list[int] = []
         self.open: LaneLoops | None = None
         self.kind: Any = None
         """Which values the open loops take."""
@@ -93,6 +94,9 @@ class Program:
         for node, where in sorted(changed, key=lambda x: x[0].shape):
             self._in_loops(node, ("copy", node.shape), lambda n, w=where: self._copied(n, w))
         self._close()
+        self.lines, self.scratch = placed(self.lines, self.rooms)
+        if self.scratch > MOST:
+            raise Unsuitable("values that do not fit a cache")
 
     def _stays(self, node: Node, where: str) -> bool:
         """Whether an output is the input in the same memory."""
@@ -346,12 +350,10 @@ class Program:
         self.buffers[node] = name
         return name
 
-    def room(self, size: int) -> int:
-        """The place of so many vectors in the scratch memory."""
-        place, self.scratch = self.scratch, self.scratch + 64 * size
-        if self.scratch > MOST:
-            raise Unsuitable("values that do not fit a cache")
-        return place
+    def room(self, size: int) -> str:
+        """A name for the place of so many vectors in the scratch memory."""
+        self.rooms.append(64 * size)
+        return f"room{len(self.rooms) - 1}"
 
     # ------------------------------------------------------------ sums
 

@@ -127,6 +127,9 @@ typedef double D __attribute__((vector_size(64)));
 typedef float F __attribute__((vector_size(32)));
 typedef int64_t I __attribute__((vector_size(64)));
 typedef int32_t N __attribute__((vector_size(32)));
+typedef char* Scratch;
+#define LANE(x, l) (x)[l]
+#define LOOP
 
 static inline D all_D(double x) { return D{x, x, x, x, x, x, x, x}; }
 static inline F all_F(float x) { return F{x, x, x, x, x, x, x, x}; }
@@ -144,12 +147,6 @@ static inline D choice(I c, D a, D b) { return c ? a : b; }
 static inline F choice(I c, F a, F b) { return __builtin_convertvector(c, N) ? a : b; }
 static inline I choice(I c, I a, I b) { return c ? a : b; }
 
-/* NaN of either */
-template <class T> static inline T larger(T a, T b)
-{ return choice(ne(a, a), a, choice(gt(a, b), a, b)); }
-template <class T> static inline T smaller(T a, T b)
-{ return choice(ne(a, a), a, choice(lt(a, b), a, b)); }
-
 static inline D abs_of(D x) { return (D)((I)x & all_I(INT64_MAX)); }
 static inline F abs_of(F x) { return choice(lt(x, all_F(0)), -x, x) + all_F(0); }
 static inline I abs_of(I x) { return choice(lt(x, all_I(0)), -x, x); }
@@ -164,6 +161,14 @@ static inline D NAME##_of(D x, D z) \
 { D y; for (int l = 0; l < 8; ++l) y[l] = __builtin_##NAME(x[l], z[l]); return y; } \
 static inline F NAME##_of(F x, F z) \
 { F y; for (int l = 0; l < 8; ++l) y[l] = (float)__builtin_##NAME((double)x[l], z[l]); return y; }
+"""
+
+EXTREMES = r"""
+/* NaN of either */
+template <class T> static inline T larger(T a, T b)
+{ return choice(ne(a, a), a, choice(gt(a, b), a, b)); }
+template <class T> static inline T smaller(T a, T b)
+{ return choice(ne(a, a), a, choice(lt(a, b), a, b)); }
 """
 
 FUNCTIONS = r"""
@@ -193,18 +198,25 @@ static inline D exp_of(D x)
 }
 static inline F exp_of(F x)
 { return __builtin_convertvector(exp_of(__builtin_convertvector(x, D)), F); }
+static inline D gathered(const D* x, int step, int count, I index) /* NaN where nothing is */
+{
+    D y;
+    for (int l = 0; l < 8; ++l)
+        y[l] = (uint64_t)index[l] < (uint64_t)count ? x[index[l] * step][l] : __builtin_nan("");
+    return y;
+}
 """
 
 MATRICES = r"""
 static inline void cholesky(D* __restrict__ l, const D* __restrict__ a, int n)
 {
-    for (int i = 0; i < n; ++i) {
-        for (int j = 0; j <= i; ++j) {
+    LOOP for (int i = 0; i < n; ++i) {
+        LOOP for (int j = 0; j <= i; ++j) {
             D t = a[i * n + j];
-            for (int k = 0; k < j; ++k) t -= l[i * n + k] * l[j * n + k];
+            LOOP for (int k = 0; k < j; ++k) t -= l[i * n + k] * l[j * n + k];
             l[i * n + j] = i == j ? sqrt_of(t) : t / l[j * n + j];
         }
-        for (int j = i + 1; j < n; ++j) l[i * n + j] = all_D(0);
+        LOOP for (int j = i + 1; j < n; ++j) l[i * n + j] = all_D(0);
     }
 }
 /* [A | b] in w, n rows, eliminated with the largest pivots; the solution is where w begins. */
@@ -213,50 +225,42 @@ static inline I solved(D* __restrict__ w, const D* __restrict__ a, const D* __re
 {
     const int wide = n + count;
     I failed = all_I(0);
-    for (int i = 0; i < n; ++i) {
-        for (int j = 0; j < n; ++j) w[i * wide + j] = a[i * n + j];
-        for (int j = 0; j < count; ++j) w[i * wide + n + j] = b[i * count + j];
+    LOOP for (int i = 0; i < n; ++i) {
+        LOOP for (int j = 0; j < n; ++j) w[i * wide + j] = a[i * n + j];
+        LOOP for (int j = 0; j < count; ++j) w[i * wide + n + j] = b[i * count + j];
     }
-    for (int k = 0; k < n; ++k) {
-        for (int i = k + 1; i < n; ++i) {
+    LOOP for (int k = 0; k < n; ++k) {
+        LOOP for (int i = k + 1; i < n; ++i) {
             const I swap = gt(abs_of(w[i * wide + k]), abs_of(w[k * wide + k]));
-            for (int j = k; j < wide; ++j) {
+            LOOP for (int j = k; j < wide; ++j) {
                 const D x = w[k * wide + j], y = w[i * wide + j];
                 w[k * wide + j] = choice(swap, y, x);
                 w[i * wide + j] = choice(swap, x, y);
             }
         }
         failed |= eq(w[k * wide + k], all_D(0));
-        for (int i = k + 1; i < n; ++i) {
+        LOOP for (int i = k + 1; i < n; ++i) {
             const D factor = w[i * wide + k] / w[k * wide + k];
-            for (int j = k + 1; j < wide; ++j) w[i * wide + j] -= factor * w[k * wide + j];
+            LOOP for (int j = k + 1; j < wide; ++j) w[i * wide + j] -= factor * w[k * wide + j];
         }
     }
-    for (int c = n; c < wide; ++c)
-        for (int i = n - 1; i >= 0; --i) {
+    LOOP for (int c = n; c < wide; ++c)
+        LOOP for (int i = n - 1; i >= 0; --i) {
             D t = w[i * wide + c];
-            for (int k = i + 1; k < n; ++k) t -= w[i * wide + k] * w[k * wide + c];
+            LOOP for (int k = i + 1; k < n; ++k) t -= w[i * wide + k] * w[k * wide + c];
             w[i * wide + c] = t / w[i * wide + i];
         }
-    for (int i = 0; i < n; ++i)
-        for (int j = 0; j < count; ++j) w[i * count + j] = w[i * wide + n + j];
+    LOOP for (int i = 0; i < n; ++i)
+        LOOP for (int j = 0; j < count; ++j) w[i * count + j] = w[i * wide + n + j];
     return failed;
 }
-static inline D gathered(const D* x, int step, int count, I index) /* NaN where nothing is */
-{
-    D y;
-    for (int l = 0; l < 8; ++l)
-        y[l] = (uint64_t)index[l] < (uint64_t)count ? x[index[l] * step][l] : __builtin_nan("");
-    return y;
-}
-
 /* Insertion into what is in order so far; NaN last. Of equal elements the first stays first. */
 template <class T> static inline void ranked(T* v, I* order, const T* x, int n)
 {
-    for (int i = 0; i < n; ++i) {
+    LOOP for (int i = 0; i < n; ++i) {
         T value = x[i];
         I place = all_I(i), moved = all_I(0);
-        for (int j = 0; j < i; ++j) {
+        LOOP for (int j = 0; j < i; ++j) {
             const I less = moved | lt(value, v[j]) | (ne(v[j], v[j]) & eq(value, value));
             const T kept = v[j];
             const I there = order[j];
@@ -270,14 +274,10 @@ template <class T> static inline void ranked(T* v, I* order, const T* x, int n)
         order[i] = place;
     }
 }
-template <class T> static inline void sort_0(T* v, const T* x, int n)
-{ I order[n]; ranked(v, order, x, n); }
-template <class T> static inline void sort_1(I* order, const T* x, int n)
-{ T v[n]; ranked(v, order, x, n); }
 static inline I positive(const D* l, int n)
 {
     I found = all_I(-1);
-    for (int i = 0; i < n; ++i) found &= gt(l[i * n + i], all_D(0));
+    LOOP for (int i = 0; i < n; ++i) found &= gt(l[i * n + i], all_D(0));
     return found;
 }
 """
@@ -293,7 +293,7 @@ extern "C" void {symbol}(const int64_t* call)
         const int64_t size = (sizeof(State) + 63) / 64 * 64;
         char* const memory = (char*)aligned_alloc(64, size + {scratch});
         State& s = *(State*)memory;
-        char* const scratch = memory + size;
+        const Scratch scratch = memory + size;
         int64_t id[8], steps[8], used = 0;
         auto take = [&](int l) {{
             for (;;) {{
@@ -330,6 +330,7 @@ PRELUDE = (
     + VECTORS
     + "\n".join([f"UNARY({x})" for x in UNARY])
     + "\n".join(["", *[f"BINARY({x})" for x in BINARY]])
+    + EXTREMES
     + FUNCTIONS
     + MATRICES
 )

@@ -43,6 +43,7 @@ class Tape(BASE):
         self.calls: list[Any] = []
         self.names: list[str] = []
         self.inside = False
+        self.device = torch.device("cpu")
         self.known: dict[Any, Node] = {}
         self.places: dict[int, set[Any]] = {}
         """For each memory the keys of the values in it."""
@@ -59,6 +60,7 @@ class Tape(BASE):
 
     def given(self, x: Tensor, i: int) -> None:
         """Tensor i of the inputs."""
+        self.device = x.device
         self._note(x, "input", (i,), {})
 
     def node_of(self, x: Tensor) -> Node:
@@ -67,7 +69,8 @@ class Tape(BASE):
         return self._foreign(x) if found is None else found
 
     def _note(self, x: Tensor, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        if not x.numel() or x.device.type != "cpu" or x.layout is not torch.strided:
+        fits = x.device == self.device or x.device.type == "cpu"
+        if not x.numel() or not fits or x.layout is not torch.strided:
             raise Unsuitable(f"a tensor of shape {tuple(x.shape)} on {x.device}")
         node = Node(op, args, kwargs, x.dtype, x.shape)
         node.index = len(self.nodes)

@@ -17,8 +17,9 @@ QUICK = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_i
 """Options of Inductor that halve the time of a first compilation: they omit headers, autotuning and
 processes, which pay off from the tenth kernel on."""
 
-BLOCK = 512
-"""Problems in a compiled evaluation: one graph serves any number of them."""
+BLOCK, DEVICE_BLOCK = 512, 16_384
+"""Problems in a compiled evaluation, on the CPU and elsewhere: one graph serves any number of
+them."""
 
 
 class CompiledCall:
@@ -56,17 +57,18 @@ def key_of(function: Any) -> Any:
 
 def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """A function of points, or states, and the data of their problems, trees of tensors (B, ...),
-    as a graph for blocks of `BLOCK`. key: that of the cached graph. It runs eagerly where torch
-    cannot compile it, with a warning, and in transforms of torch.func, which support no graphs."""
+    as a graph for blocks of them. key: that of the cached graph. It runs eagerly where torch cannot
+    compile it, with a warning, and in transforms of torch.func, which support no graphs."""
     graph = _kept(key, evaluate)
 
     def blocks(x: Any, own: Any) -> Any:
-        count = len(tree.leaves(x)[0])
-        more = -count % BLOCK
+        first = tree.leaves(x)[0]
+        count, block = len(first), BLOCK if first.device.type == "cpu" else DEVICE_BLOCK
+        more = -count % block
         x, own = tree.map(lambda a: torch.cat([a, a[:1].expand(more, *a.shape[1:])]), (x, own))
         parts = [
-            graph.compiled(*tree.map(lambda a, i=i: a[i : i + BLOCK], (x, own)))
-            for i in range(0, count, BLOCK)
+            graph.compiled(*tree.map(lambda a, i=i: a[i : i + block], (x, own)))
+            for i in range(0, count, block)
         ]
         return tree.map(lambda *same: torch.cat(same)[:count], *parts)
 

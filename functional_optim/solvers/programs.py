@@ -1,4 +1,4 @@
-"""Solvers of many problems as one library of C++, from a recording of one problem."""
+"""Solvers of many problems as one program in C++, from a recording of one problem."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import modes
+from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.lane_library import LaneLibrary, compiled
 from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.tape import Tape, recorded
@@ -59,12 +60,13 @@ def solve(
         see: as in `slots.run`.
     """
     leaves = tree.leaves(data)
-    if modes.intercepted() or any(a.device.type != "cpu" for a in (x, *leaves)):
+    known_kind = x.device.type == "cpu" or x.device.type in DRIVERS
+    if not known_kind or modes.intercepted() or any(a.device != x.device for a in leaves):
         return None
     now = _called(evaluate, x, args)
     if now is None:
         return None
-    key = (key, *[(a.dtype, a.shape[1:]) for a in (x, *leaves)])
+    key = (key, x.device, *[(a.dtype, a.shape[1:]) for a in (x, *leaves)])
     known = _known.get(key)
     if known is None or known.calls != now.calls:
         known = _made(make, evaluate, x[:1], data, now)
@@ -82,7 +84,7 @@ def solve(
     if see is None:
         run(states, leaves, now.captured, begins=False)
         return s
-    index = torch.arange(len(x))
+    index = torch.arange(len(x), device=x.device)
     s = see(index, s)
     while bool((s.status == RUNNING).any()):
         states = [a.contiguous() for a in tree.leaves(s)]

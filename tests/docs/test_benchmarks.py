@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -54,6 +55,18 @@ def test_what_was_not_run_is_named_with_the_reason(results):
     reason = "torch sees no CUDA device here."
     assert f"(`gpu-large`): {reason}" in (out / "RESULTS.md").read_text()
     assert f"gpu-large: {reason}" in said
+
+
+def test_a_run_that_was_stopped_is_continued(tmp_path):
+    flags = ("--quick", "--resume", "--out", str(tmp_path), "--only")
+    stored = {"sgd-mlp": {"ours": [1.0], "theirs": [4.0], "rival": "a snail", "note": ""}}
+    (tmp_path / "rows.json").write_text(json.dumps(stored))
+    done = bench(*flags, "adamw-mlp,sgd-mlp", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sgd-mlp: 1.00 s / 4.00 s, a snail = 0.25" in done.stdout
+    known = json.loads((tmp_path / "rows.json").read_text())
+    assert known["sgd-mlp"] == stored["sgd-mlp"]
+    assert len(known["adamw-mlp"]["ours"]) > 1
 
 
 def test_a_wrong_name_is_one_sentence(tmp_path):

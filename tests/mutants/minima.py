@@ -149,7 +149,7 @@ MUTANTS = [
         "compiled",
         "test_compiled_evaluations.py",
         ("graphs are called inside of transforms", " or modes.transformed():", ":"),
-        ("a short block has a graph of its own", "more = -count % BLOCK", "more = 0"),
+        ("a short block has a graph of its own", "more = -count % block", "more = 0"),
     ),
     Mutant(
         "a failed search keeps H",

@@ -17,6 +17,7 @@ from functional_optim.kernels import drivers, gpu_normals, triton_builds, triton
 from functional_optim.kernels.drivers import Launcher
 from functional_optim.kernels.triton_primitives import KernelText
 from gpu import device as fake
+from gpu import threads
 from gpu.interpreter import Access, Interpreted
 
 
@@ -44,6 +45,15 @@ class Host:
         def launch(programs: int, arguments: Sequence[Any]) -> None:
             self.launches.append((text.name, programs))
             self.launch(text.name, lambda: kernel(programs, arguments, self.access_of(device)))
+
+        return launch
+
+    def threads(self, text: str, device: torch.device) -> Launcher:
+        run = threads.launcher(text)
+
+        def launch(count: int, arguments: Sequence[int]) -> None:
+            self.launches.append(("threads", count))
+            self.launch("threads", lambda: run(count, arguments))
 
         return launch
 
