@@ -114,7 +114,9 @@ def write(file: Path, known: dict[str, Measured], results: Sequence[Result]) -> 
     """Store the samples of the rows that were measured, together with those of an earlier run."""
     file.parent.mkdir(parents=True, exist_ok=True)
     now = {r.row.name: r.measured for r in results if r.measured is not None}
-    file.write_text(json.dumps({name: asdict(m) for name, m in (known | now).items()}))
+    written = file.with_suffix(".new")
+    written.write_text(json.dumps({name: asdict(m) for name, m in (known | now).items()}))
+    written.replace(file)
 
 
 def read(file: Path) -> dict[str, Measured]:

@@ -130,7 +130,8 @@ def measured(
             found = known.get(row.name)
             result = Result(row, found) if found else attempt(row, effort)
             results.append(result)
-            keep(results)
+            if not found:
+                keep(results)
             if not console.is_terminal:
                 print(f"{len(results):>3}/{len(rows)}  {report.line(result)}", flush=True)
             progress.advance(task)
@@ -166,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (out / "RESULTS.md").write_text(text)
 
     results = measured(rows, effort, console, known, keep)
+    keep(results)
     plot.plot(results, out / "RESULTS.png")
     if any(result.row.words for result in results):
         plot.plot_traffic(results, out / "TRAFFIC.png")

@@ -3,6 +3,7 @@
 from mutants.run import Mutant
 
 TESTS = "tests/least_squares/test_compiled.py"
+THREADS = "tests/least_squares/test_threads.py"
 
 
 def of(file: str, which: str, *faults: tuple[str, str, str]) -> list[Mutant]:
@@ -82,4 +83,39 @@ MUTANTS = [
         ),
         ("all steps are made at once", "begins=False, most=1)", "begins=False)"),
     ),
+    *of(
+        "kernels/lane_rooms",
+        "'torch_does or each_kind'",
+        (
+            "values that are needed at once share memory",
+            "for k in at if last[k] >= first[which]])",
+            "for k in at if last[k] > first[which] + 9])",
+        ),
+    ),
+    *[
+        Mutant(title, f"functional_optim/{file}.py", old, new, (f"{THREADS} -k '{which}'",))
+        for title, file, which, old, new in (
+            (
+                "a program of a GPU is not compared with torch",
+                "kernels/lane_library",
+                "something_else",
+                "if gpu and not _agrees(",
+                "if False and not _agrees(",
+            ),
+            (
+                "a thread makes one step more",
+                "kernels/lane_threads",
+                "callback",
+                "k < most && s",
+                "k <= most && s",
+            ),
+            (
+                "a number of the CPU is refused on a GPU",
+                "kernels/tape",
+                "may_move",
+                'x.device == self.device or x.device.type == "cpu"',
+                "x.device == self.device",
+            ),
+        )
+    ],
 ]
