@@ -166,8 +166,10 @@ def test_bad_calls_change_nothing(name):
         tx.update(grads, state, x, value=value * torch.nan, value_and_grad=value_and_grad)
     with pytest.raises(ValueError, match="a state for 4 parameters, but there are 3"):
         tx.update(grads[:3], state, x[:3], **more)
-    with pytest.raises(TypeError, match="own init returned"):
-        tx.update(grads, fo.lbfgs().init(x), x, **more)
+    (other,) = [methods[0] for key, methods in MAKE.items() if key != name]
+    for wrong in (fo.lbfgs().init(x), other().init(x)):
+        with pytest.raises(TypeError, match=f"of {name} got a .*State; pass .* own init returned"):
+            tx.update(grads, wrong, x, **more)
     with pytest.raises(TypeError, match=r"return \(value, gradients\)"):
         tx.update(grads, state, x, value=value, value_and_grad=lambda x: value)
     with pytest.raises(ValueError, match="one number"):
