@@ -399,13 +399,15 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
     """
     if type(value) is Placeholder:
         return
-    if value is None or isinstance(value, (str, bytes, torch.optim.lr_scheduler.LRScheduler)):
+    if value is None or isinstance(value, NO_NUMBERS):
         raise TypeError(
             f"a hyperparameter must be a number, a 0-dim tensor or a schedule, but got {value!r}."
         )
     if is_static(value) and not ok(value) and not _trusts():
         raise ValueError(message.format(value))
 
+
+NO_NUMBERS = (str, bytes, list, tuple, dict, torch.optim.lr_scheduler.LRScheduler)
 
 RANGES: dict[str, Callable[[Any], bool]] = {
     "in [0, 1)": lambda x: 0 <= x < 1,
