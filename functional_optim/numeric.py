@@ -34,6 +34,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -438,7 +439,7 @@ def check_least(who: str, least: int, **values: Any) -> None:
 
 
 def check_count(who: str, least: int, **counts: Any) -> None:
-    """Raise ValueError unless x is an integer of at least `least`.
+    """Raise ValueError unless each of `counts` is an integer of at least `least`.
 
     Example::
 
@@ -448,7 +449,8 @@ def check_count(who: str, least: int, **counts: Any) -> None:
         ValueError: my_average needs a whole number of 1 or more for every, but got 0.5.
     """
     for name, x in counts.items():
-        if isinstance(x, bool) or not isinstance(x, int) or x < least:
+        whole = type(x) is int or (isinstance(x, Integral) and not isinstance(x, bool))
+        if not whole or x < least:
             raise ValueError(
                 f"{who} needs a whole number of {least} or more for {name}, but got {x!r}."
             )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
 from functional_optim.algorithms.lbfgs.line_search import can_branch
 from functional_optim.algorithms.lbfgs.transform import (
     ValueAndGrad,
@@ -29,7 +30,7 @@ from functional_optim.core.base import GradientTransformation, check_grads
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent
-from functional_optim.solvers.arguments import check_tolerances, check_whole
+from functional_optim.solvers.arguments import check_tolerances
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.dense import DenseInverse
 from functional_optim.solvers.objectives import number
@@ -168,9 +169,9 @@ def _self_scaled(
     method: str, max_iter: int, max_eval: int | None, tolerance_grad: float,
     tolerance_change: float,
 ) -> GradientTransformation:  # fmt: skip
-    check_whole("max_iter", max_iter, 1)
+    numeric.check_count(method, 1, max_iter=max_iter)
     most = max_iter * 5 // 4 if max_eval is None else max_eval
-    check_whole("max_eval", most, 1)
+    numeric.check_count(method, 1, max_eval=most)
     check_tolerances(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
 
     def init(params: Any) -> SelfScaledState:

@@ -255,9 +255,3 @@ def number(name: str, value: Any) -> Tensor:
             f"{x.dtype} and shape {tuple(x.shape)}; take e.g. its mean."
         )
     return x.reshape(())
-
-
-def check_count(name: str, what: str, count: Any) -> None:
-    """Raise ValueError unless a number of directions is an integer of 1 or more."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"{name} needs an integer of 1 or more as {what}, but got {count!r}.")

@@ -150,9 +150,9 @@ def test_max_eval_begins_no_iteration(name):
 def test_bad_calls_change_nothing(name):
     make, obj = MAKE[name]
     for how in ({"max_iter": 0}, {"max_iter": 2.5}, {"max_eval": 0}):
-        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        with pytest.raises(ValueError, match=f"{name} needs a whole number of 1 or more for max_"):
             make(**how)
-        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        with pytest.raises(ValueError, match=f"{name} needs a whole number of 1 or more for max_"):
             obj([torch.ones(2, requires_grad=True)], **how)
     for how in ({"tolerance_grad": -1.0}, {"tolerance_change": float("nan")}):
         with pytest.raises(ValueError, match="must be 0 or more"):
