@@ -7,7 +7,7 @@ from typing import Any, Literal
 from functional_optim.combinators.as_matrix import each_placement
 from functional_optim.core import base, sharding
 from functional_optim.core.factory import factory
-from functional_optim.core.ownership import Owners
+from functional_optim.core.ownership import OwnerGroup
 
 
 @factory
@@ -65,5 +65,5 @@ def matrix_owners(
             "matrices; pass one such as muon(), or leave matrix_owners out."
         )
     sharding.check_group("matrix_owners", group)
-    shared = Owners(group) if owners == "spread" else None
+    shared = OwnerGroup(group) if owners == "spread" else None
     return each_placement(tx, lambda x: [x.spread_over(shared)])
