@@ -187,8 +187,8 @@ infinity is no maximum beside a NaN
 + return a if a >= b else b
 ? core/test_numeric.py -k maximum
 True is a count
-- if isinstance(x, bool) or not isinstance(x, int) or x < least:
-+ if not isinstance(x, int) or x < least:
+- whole = type(x) is int or (isinstance(x, Integral) and not isinstance(x, bool))
++ whole = isinstance(x, Integral)
 ? core/test_refused_calls.py
 = functional_optim/measures.py
 the cosine of a step that goes down is negative
