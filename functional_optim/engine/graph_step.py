@@ -178,7 +178,7 @@ class WholeStep:
         if any(map(sharding.is_sharded, leaves)):
             if self.strict:
                 raise kernels.refusal(SHARED)
-            kernels.tell(f"{SHARED}; the steps of this transformation run eagerly")
+            kernels.warn_once(f"{SHARED}; the steps of this transformation run eagerly")
             return self._by_update(grads, state, params, extra)
         device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
         failure: Exception | None = None
@@ -211,7 +211,7 @@ class WholeStep:
         check_updates(params, updates)
         if self.strict:
             raise kernels.refusal(kernels.cause("torch.compile failed", failure)) from failure
-        kernels.tell_failed(
+        kernels.warn_failed(
             "torch.compile failed",
             failure,
             "; the steps of this transformation run eagerly",

@@ -201,7 +201,7 @@ class TensorGroup:
             kind = self._kind(grads[i], self.params[i], self.slots[i], rest)
             kinds.setdefault(kind, []).append(i)
         if executor.why and any(made is PerTensorExecutor for made, _ in kinds):
-            kernels.give_way(executor.why, "it runs", strict=self.strict)
+            kernels.fallback(executor.why, "it runs", strict=self.strict)
         return [made(self, some, grads) for (made, _), some in kinds.items()]
 
 

@@ -64,7 +64,7 @@ class Served:
         native = kernels.library(kernels.source_of(self.graph), strict=strict)
         if native is not None and not self.does(native):
             what = "a kernel does something else than the rules do to small tensors"
-            kernels.give_way(what, "they run", strict=strict)
+            kernels.fallback(what, "they run", strict=strict)
             return None
         return native
 

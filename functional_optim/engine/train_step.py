@@ -184,7 +184,7 @@ class TrainStep(Made):
         except kernels.NoCompiler as error:
             if self.strict:
                 raise kernels.refusal(str(error)) from error
-            kernels.tell_failed("torch.compile failed", error)
+            kernels.warn_failed("torch.compile failed", error)
 
     def _uncompiled(self, error: Exception, *given: Any) -> Any:
         """The gradients without the compiler that has failed, from now on."""
@@ -194,7 +194,7 @@ class TrainStep(Made):
         except BaseException:  # of the loss itself, which may raise what a compiler does
             self.loss = before
             raise
-        kernels.tell_failed(
+        kernels.warn_failed(
             "torch.compile failed", error, "; the loss of a train step runs eagerly"
         )
         return found

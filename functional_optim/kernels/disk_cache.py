@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from functional_optim.kernels.failures import tell
+from functional_optim.kernels.failures import warn_once
 from functional_optim.kernels.levels import PREBUILT
 
 try:
@@ -109,7 +109,7 @@ def _is_private(found: os.stat_result) -> bool:
 
 
 def _refuse(path: Path, why: str) -> None:
-    tell(
+    warn_once(
         f"compiled kernels are not kept in {path}: {why}. Every process compiles its own; set "
         f"{VARIABLE} to another folder, or to off"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from functional_optim.kernels import disk_cache, toolchain, watch
-from functional_optim.kernels.failures import NoCompiler, cause, refusal, tell_failed
+from functional_optim.kernels.failures import NoCompiler, cause, refusal, warn_failed
 from functional_optim.kernels.interrupts import held, let_through
 from functional_optim.kernels.print_cpp import SYMBOL, Source
 
@@ -132,7 +132,7 @@ def _made(wanted: Source, strict: bool) -> Native | None:
         found = NoCompiler(why) if why else error
         if strict:
             raise refusal(cause("no kernel can be built here", found)) from error
-        tell_failed("no kernel can be built here", found)
+        warn_failed("no kernel can be built here", found)
         return None
     return _built[wanted.text]
 

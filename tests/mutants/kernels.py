@@ -93,7 +93,7 @@ a strict step takes what could not be built
 + let_through(partial(_made, wanted, False))
 ? engine/test_without_kernels.py -k strict_step
 a kernel that cannot be built is passed over without a word
--         tell_failed("no kernel can be built here", found)
+-         warn_failed("no kernel can be built here", found)
 -
 +
 ? engine/test_without_kernels.py -k told_once
@@ -221,7 +221,7 @@ a strict whole step falls back
 + pass
 ? engine/test_whole_steps.py -k strict
 a whole step that cannot be compiled says nothing
--         kernels.tell_failed(
+-         kernels.warn_failed(
 -             "torch.compile failed",
 -             failure,
 -             "; the steps of this transformation run eagerly",

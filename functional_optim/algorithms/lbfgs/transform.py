@@ -340,7 +340,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
         except Exception as error:
             if not kernels.is_compile_error(error):
                 raise
-            kernels.tell_failed("a transition of lbfgs cannot be compiled", error)
+            kernels.warn_failed("a transition of lbfgs cannot be compiled", error)
             return run_eagerly(settings, run, evaluate, early_exit=True)
     return run
 
