@@ -43,7 +43,7 @@ class DividedExecutor(Executor):
         partition = Partition.of(self.spec)
         assert partition is not None
         self.processes = partition.group
-        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        self.missing = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         self.tasks: dict[Any, DividedTask | None] = {}
 
     @classmethod
@@ -83,7 +83,7 @@ class DividedExecutor(Executor):
             return None
         used = len(scalars.placements)
         forms = tuple(map(form_of, scalars.numbers))
-        body = Body(scalars.placements, self.holes[:used], forms, scalars.goal, self.group.kept)
+        body = Body(scalars.placements, self.missing[:used], forms, scalars.goal, self.group.kept)
         found: dict[Any, Divided] = {}
         try:
             for i, g in enumerate(self.mine(grads)):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from functional_optim import kernels, tree
 from functional_optim.core import base, memory, modes, sharding
-from functional_optim.core.factory import Call, Made
+from functional_optim.core.factory import Call, Reconstructible
 from functional_optim.engine.graphs import Variant, can_be_written, check_updates
 from functional_optim.kernels.interrupts import held
 
@@ -95,7 +95,7 @@ def _plan(call: Call, *, lift: bool) -> TracePlan:
 
 
 def _call_of(x: Any) -> Call | None:
-    return x.made if isinstance(x, Made) else None
+    return x.made if isinstance(x, Reconstructible) else None
 
 
 def _columns(pairs: list[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -105,9 +105,9 @@ class ProductExecutor(Executor):
         if placement.lookback is not None or placement.rule.storage.weight_codec is not None:
             return True
         first = self.slots[0][i]
-        holes = [tuple([x is None for x in first])]
+        missing = [tuple([x is None for x in first])]
         placement = placement._replace(gate=0, owners=None)
-        body = Body([placement], holes, (form_of(own),), "step", self.group.kept)
+        body = Body([placement], missing, (form_of(own),), "step", self.group.kept)
         try:
             for p, mine in zip(self.params, self.slots, strict=True):
                 body.find(torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])

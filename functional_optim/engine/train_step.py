@@ -17,7 +17,7 @@ from functional_optim import kernels, numeric, tree
 from functional_optim.checkpoint.lookup import get, keys
 from functional_optim.combinators.sharpness import SamState
 from functional_optim.core import base, memory, modes
-from functional_optim.core.factory import Made, factory
+from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
 from functional_optim.engine.compile import compile as compile_update
@@ -102,7 +102,7 @@ def compile_train_step(
     return TrainStep(loss_fn, tx, has_aux, accumulate, donate, strict, compile)
 
 
-class TrainStep(Made):
+class TrainStep(Reconstructible):
     """What `compile_train_step` returns."""
 
     stateful = True

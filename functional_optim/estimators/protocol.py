@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
-from functional_optim.core.factory import Made
+from functional_optim.core.factory import Reconstructible
 
 
 class EstimatorState(NamedTuple):
@@ -53,7 +53,7 @@ class EstimatorFunctions(NamedTuple):
     """Its name in checkpoints of `adapters.GradientFree`."""
 
 
-class Estimator(Made, EstimatorFunctions):
+class Estimator(Reconstructible, EstimatorFunctions):
     """Pure functions that estimate gradients, for any transformation.
 
     ::

@@ -142,8 +142,8 @@ a record of a call changes with the dict that it was given
 + pass
 ? core/test_copies.py -k record
 a copied recipe of local functions keeps the old tensor
-- kept = isinstance(value, (Tensor, Made, FunctionType, tuple))
-+ kept = isinstance(value, (Made, FunctionType, tuple))
+- kept = isinstance(value, (Tensor, Reconstructible, FunctionType, tuple))
++ kept = isinstance(value, (Reconstructible, FunctionType, tuple))
 ? core/test_copies.py -k tensor
 = functional_optim/core/calls.py
 a string passes for a flag
