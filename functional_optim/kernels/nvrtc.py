@@ -70,7 +70,7 @@ def compiled(text: str, architecture: str) -> bytes | None:
         return None
     options = (*OPTIONS, f"--gpu-architecture={architecture}")
     name = disk_cache.name_of(text, *options, repr(version), suffix=".cubin")
-    with disk_cache.turn(name):
+    with disk_cache.build_lock(name):
         code = disk_cache.read(name)
         if code is None:
             code = _made(nvrtc, text, options)
@@ -95,7 +95,7 @@ def _made(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
 
 
 def _checked(found: tuple[Any, ...]) -> Any:
-    """What a call has returned behind its status.
+    """The results of a call after its status.
 
     Raises:
         RuntimeError: if that is not success.

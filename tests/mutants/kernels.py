@@ -103,7 +103,7 @@ what was built is not kept
 +     return native
 ? engine/test_kernel_store.py -k kept_once
 processes that start at once build the same kernel
-- pending.turns = turns.pop_all()
+- pending.locks = locks.pop_all()
 + pass
 ? engine/test_kernel_store.py -k start_at_once
 = functional_optim/kernels/disk_cache.py
