@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from functional_optim.kernels import disk_cache
-from functional_optim.kernels.drivers import Launcher
 from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.print_cpp import SYMBOL
+
+if TYPE_CHECKING:
+    from functional_optim.kernels.drivers import Launcher
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 """Products and sums are rounded as the text says."""
