@@ -13,6 +13,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.capturing import check_capture
+from functional_optim.adapters.state.hyperparameters import GroupWithoutLr
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import named, place
 from functional_optim.adapters.state.numbers import numbers_of
@@ -87,6 +88,7 @@ class OptimizerBase(torch.optim.Optimizer):
     Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     keeps_trees: keep the state of a custom transformation of trees by its paths.
+    without_lr: what to do if an LR scheduler gets an optimizer object without `lr`.
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
@@ -95,6 +97,7 @@ class OptimizerBase(torch.optim.Optimizer):
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
+    without_lr: str = "leave out the LR scheduler"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -114,7 +117,12 @@ class OptimizerBase(torch.optim.Optimizer):
         in_step: accept hyperparameters that are out of range, as torch does after construction: its
             LinearLR reaches a learning rate of -2e-19.
         """
-        tx = forgetting_calls(in_step, numeric.trusting, in_step, self.transform, group)
+        try:
+            tx = forgetting_calls(in_step, numeric.trusting, in_step, self.transform, group)
+        except TypeError:
+            if in_step:  # factories that record their calls name the argument
+                numeric.trusting(in_step, self.transform, group)
+            raise
         if not isinstance(tx, base.GradientTransformation):
             raise TypeError(
                 f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
@@ -224,6 +232,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         given = with_kernels(param_group)
         transaction(self, self._add_checked, super().add_param_group, given)
+        self._explain_lr()
 
     def _add_checked(self, add: Callable[[Any], None], param_group: Any) -> None:
         if isinstance(param_group, dict):
@@ -251,6 +260,12 @@ class OptimizerBase(torch.optim.Optimizer):
                 if mine is not None and p.requires_grad:
                     check_views(mine.placements, p, name)
             check_parts(tx.placements, named(group))
+
+    def _explain_lr(self) -> None:
+        """Let groups without `lr` say so to an LR scheduler."""
+        for k, group in enumerate(self.param_groups):
+            if "lr" not in group:
+                self.param_groups[k] = GroupWithoutLr(group, self.without_lr)
 
     def _check_keys(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an unused hyperparameter of a new group.
@@ -368,6 +383,7 @@ class OptimizerBase(torch.optim.Optimizer):
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:
                     mine[key] = owned(value)
+        self._explain_lr()
 
 
 def _without(state: dict[str, Any], key: str) -> str:

@@ -14,16 +14,6 @@ from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
 
 
-class JointGroup(dict[str, Any]):
-    """A parameter group, with an error for a key that it lacks: an LR scheduler of torch reads
-    `lr`."""
-
-    def __missing__(self, key: str) -> Any:
-        names = ", ".join([name for name in self if name not in ("params", "param_names")])
-        advice = "; leave out the LR scheduler" if key == "lr" else ""
-        raise KeyError(f"this optimizer has no hyperparameter {key}; it has {names}{advice}.")
-
-
 class JointOptimizer(OptimizerBase):
     """An optimizer object of a transformation that needs all parameters at once.
 
@@ -38,14 +28,6 @@ class JointOptimizer(OptimizerBase):
         check_iterable(type(self).__name__, params)
         self.compile, self.stored, self.capturable = False, None, False
         super().__init__(params, hyper)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        self.param_groups[-1] = JointGroup(self.param_groups[-1])
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.param_groups[:] = map(JointGroup, self.param_groups)
 
     def _moving(self) -> list[Tensor]:
         """The trainable parameters."""

@@ -47,8 +47,10 @@ class Optimizer(OptimizerBase):
             them on the CPU, where they need no launches; a capture raises an error.
         hyperparameters: values for the recipe's parameters; those with a default are optional. They
             become the entries of the parameter groups, so torch's LR schedulers find `group["lr"]`,
-            and a group may override them. A recipe with `**kwargs` receives all keys that a group
-            has when it is added.
+            and a group may override them. These schedulers change no other hyperparameter: a second
+            rate, such as `adamw_lr` of `muon_adamw` or `lr_1d` of `mars`, stays constant unless it
+            is a schedule. A recipe with `**kwargs` receives all keys that a group has when it is
+            added.
 
     State of each parameter: `step` and the recipe's slots, under their names. Parts that do not
     consist of one-tensor rules keep their state, by path, with the first parameter of the group.
@@ -82,6 +84,8 @@ class Optimizer(OptimizerBase):
         >>> sorted(opt.state[model.bias])
         ['exp_avg', 'exp_avg_sq', 'params_ema', 'step']
     """
+
+    without_lr = "give the recipe an argument lr, or leave out the LR scheduler"
 
     def __init__(
         self,

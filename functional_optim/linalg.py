@@ -12,7 +12,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from functional_optim.core import modes, sharding
 from functional_optim.core.memory import has_address
-from functional_optim.kernels import callers, levels
+from functional_optim.kernels import callers, isa_levels
 from functional_optim.kernels import newton_schulz as library
 
 Triple = tuple[float, float, float]
@@ -224,7 +224,7 @@ def _has_library(G: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-IN_HARDWARE = not levels.features().isdisjoint(("avx512_bf16", "amx_tile"))
+IN_HARDWARE = not isa_levels.features().isdisjoint(("avx512_bf16", "amx_tile"))
 """Whether this processor multiplies bfloat16."""
 
 SMALL = 1 << 10

@@ -34,6 +34,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -399,13 +400,15 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
     """
     if type(value) is Placeholder:
         return
-    if value is None or isinstance(value, (str, bytes, torch.optim.lr_scheduler.LRScheduler)):
+    if value is None or isinstance(value, NO_NUMBERS):
         raise TypeError(
             f"a hyperparameter must be a number, a 0-dim tensor or a schedule, but got {value!r}."
         )
     if is_static(value) and not ok(value) and not _trusts():
         raise ValueError(message.format(value))
 
+
+NO_NUMBERS = (str, bytes, list, tuple, dict, torch.optim.lr_scheduler.LRScheduler)
 
 RANGES: dict[str, Callable[[Any], bool]] = {
     "in [0, 1)": lambda x: 0 <= x < 1,
@@ -436,7 +439,7 @@ def check_least(who: str, least: int, **values: Any) -> None:
 
 
 def check_count(who: str, least: int, **counts: Any) -> None:
-    """Raise ValueError unless x is an integer of at least `least`.
+    """Raise ValueError unless each of `counts` is an integer of at least `least`.
 
     Example::
 
@@ -446,7 +449,8 @@ def check_count(who: str, least: int, **counts: Any) -> None:
         ValueError: my_average needs a whole number of 1 or more for every, but got 0.5.
     """
     for name, x in counts.items():
-        if isinstance(x, bool) or not isinstance(x, int) or x < least:
+        whole = type(x) is int or (isinstance(x, Integral) and not isinstance(x, bool))
+        if not whole or x < least:
             raise ValueError(
                 f"{who} needs a whole number of {least} or more for {name}, but got {x!r}."
             )

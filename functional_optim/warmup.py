@@ -25,7 +25,7 @@ import functional_optim as fo
 from functional_optim import kernels
 from functional_optim.core.base import GradientTransformation
 from functional_optim.engine.compile import FusedStep, compile
-from functional_optim.kernels import levels
+from functional_optim.kernels import isa_levels
 
 
 class Warmed(NamedTuple):
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     try:
-        levels.chosen()
+        isa_levels.chosen()
         recipes = {name: _recipe(name, given.set) for name in given.names}
         dtypes = [_dtype(name) for name in given.dtype]
     except (TypeError, ValueError) as error:

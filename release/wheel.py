@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from functional_optim.kernels import levels
+from functional_optim.kernels import isa_levels
 
 HERE = Path(__file__).parent
 PACKAGE = "functional_optim"
@@ -39,7 +39,7 @@ def main() -> None:
         "--recipes", type=Path, default=HERE / "recipes.py", help="a script that compiles kernels"
     )
     given = parser.parse_args()
-    here = [level.name for level in levels.fitting()]
+    here = [level.name for level in isa_levels.fitting()]
     if wrong := set(given.levels) - set(here):
         parser.error(f"this machine cannot try kernels for {', '.join(wrong)}; it has {here}.")
     if not given.recipes.is_file():

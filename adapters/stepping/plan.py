@@ -249,8 +249,8 @@ class OptimizerPlan(StepPlan):
             self.steps = counts.count(self.done, live or counts.states())
         parts = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
         parts += [(x.tx.placements, x.counts()) for x in self.trees if x.tx.communicates]
-        absent = counts.waiting([(entry.group, entry.tx) for entry in entries])
-        super().__init__(entries, absent, reduction_order(parts))
+        missing = counts.waiting([(entry.group, entry.tx) for entry in entries])
+        super().__init__(entries, missing, reduction_order(parts))
         self.keys = {"step", STEPS}.union(*[keys for _, tx in chains for keys in tx.layout.carry])
         self.guard = self._guard(optimizer)
         self.asking = any("value" in part.tx.extra for part in (*self.entries, *self.trees))
@@ -329,7 +329,7 @@ class OptimizerPlan(StepPlan):
 
     def can_skip(self) -> bool:
         """Whether a scalar on the device can make the step be skipped, without being read."""
-        rest = self.absent or self.trees or self.steps is not None
+        rest = self.missing_grad or self.trees or self.steps is not None
         return not rest and all(entry.can_skip() for entry in self.entries)
 
     def run(

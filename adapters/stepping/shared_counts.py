@@ -21,8 +21,8 @@ from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots
-from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.group import same_function
+from functional_optim.engine.missing_grad import WithoutGradient
 from functional_optim.engine.plan import StepContext
 
 if TYPE_CHECKING:

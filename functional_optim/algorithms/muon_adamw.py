@@ -55,7 +55,9 @@ def muon_adamw(
 
     Args:
         lr: Muon's learning rate, ≥ 0.
-        adamw_lr: AdamW's learning rate, ≥ 0.
+        adamw_lr: AdamW's learning rate, ≥ 0. An LR scheduler of torch changes it in
+            `adapters.MuonAdamW`, but not in `adapters.Optimizer(params, muon_adamw)`, where it
+            changes `lr` only; there, pass a schedule.
         weight_decay: decoupled decay of hidden matrices, ≥ 0.
         adamw_weight_decay: decay of all other parameters, ≥ 0.
         momentum: decay rate μ of Muon's momentum, ≥ 0.

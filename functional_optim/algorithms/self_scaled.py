@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
 from functional_optim.algorithms.lbfgs.line_search import can_branch
 from functional_optim.algorithms.lbfgs.transform import (
     ValueAndGrad,
@@ -29,14 +30,14 @@ from functional_optim.core.base import GradientTransformation, check_grads
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent
-from functional_optim.solvers.arguments import check_tolerances, check_whole
+from functional_optim.solvers.arguments import check_tolerances
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.dense import DenseInverse
 from functional_optim.solvers.objectives import number
 from functional_optim.solvers.slots import RUNNING
 
 
-class SelfScaledState(NamedTuple):
+class SSBFGSState(NamedTuple):
     """n: number of parameters."""
 
     n_iter: Tensor
@@ -47,6 +48,21 @@ class SelfScaledState(NamedTuple):
     """Steps that H has learned from: 0-dim, int64."""
     inverse_hessian: Tensor
     """H, (n, n), float64."""
+
+
+class SSBroydenState(NamedTuple):
+    """The fields of `SSBFGSState`, in a class that `ssbfgs` does not accept."""
+
+    n_iter: Tensor
+    func_evals: Tensor
+    pairs: Tensor
+    inverse_hessian: Tensor
+
+
+SelfScaledState = SSBFGSState | SSBroydenState
+
+STATES: dict[str, type[SelfScaledState]] = {"ssbfgs": SSBFGSState, "ssbroyden": SSBroydenState}
+"""The state of each method: its matrix comes from the method's own updates."""
 
 
 @factory
@@ -77,13 +93,13 @@ def ssbfgs(
         tolerance_change: end an update when the value decreases by less than this value times
             max(|value|, 1), ≥ 0. Default 0, since losses in physics go far below 1.
 
-    State: `SelfScaledState`. An iteration that finds no lower value resets H to the identity.
+    State: `SSBFGSState`. An iteration that finds no lower value resets H to the identity.
 
     Raises:
         ValueError: for values out of range; if the parameters have no elements; from
             update, if the value or the gradients are not finite at params, and under torch.vmap.
-        TypeError: from update, without `value` and `value_and_grad`, and if the latter does not
-            return a number and gradients.
+        TypeError: from update, without `value` and `value_and_grad`, if the latter does not return
+            a number and gradients, and for a state of another transformation.
 
     Not for noisy gradients: mini-batches break both H and the line search.
 
@@ -126,7 +142,7 @@ def ssbroyden(
         tolerance_grad: see there.
         tolerance_change: see there.
 
-    State: `SelfScaledState`.
+    State: `SSBroydenState`.
 
     Raises:
         ValueError, TypeError: see `ssbfgs`.
@@ -153,16 +169,16 @@ def _self_scaled(
     method: str, max_iter: int, max_eval: int | None, tolerance_grad: float,
     tolerance_change: float,
 ) -> GradientTransformation:  # fmt: skip
-    check_whole("max_iter", max_iter, 1)
+    numeric.check_count(method, 1, max_iter=max_iter)
     most = max_iter * 5 // 4 if max_eval is None else max_eval
-    check_whole("max_eval", most, 1)
+    numeric.check_count(method, 1, max_eval=most)
     check_tolerances(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
 
     def init(params: Any) -> SelfScaledState:
         flat = Ravel(params)
         eye = torch.eye(flat.size, dtype=torch.float64, device=flat.device)
         count = torch.zeros((), dtype=torch.int64, device=flat.device)
-        return SelfScaledState(*[base.batched(x, flat.leaves) for x in (count, count, count, eye)])
+        return STATES[method](*[base.batched(x, flat.leaves) for x in (count, count, count, eye)])
 
     def update(
         grads: Any,
@@ -226,7 +242,7 @@ def _run(
         spent = int(s.nfev) >= most and bool(s.nit > before)
     known = s.model
     assert isinstance(known, DenseInverse)
-    new = SelfScaledState(
+    new = type(state)(
         state.n_iter + s.nit[0], state.func_evals + s.nfev[0], known.pairs[0], known.H[0]
     )
     step = torch.where(s.at.x == at.x, -0.0, s.at.x - at.x)
@@ -235,10 +251,10 @@ def _run(
 
 def _check_state(method: str, state: Any, flat: Ravel) -> None:
     """Raise an error unless the state has this type and matches the parameters."""
-    if not isinstance(state, SelfScaledState):
+    if not isinstance(state, STATES[method]):
         raise TypeError(
-            f"update got a state of type {type(state).__name__}; pass the state that this "
-            "transformation's own init returned, in this order: update(grads, state, params)."
+            f"update of {method} got a state of type {type(state).__name__}; pass the state that "
+            "this transformation's own init returned, in this order: update(grads, state, params)."
         )
     if state.inverse_hessian.shape != (flat.size, flat.size):
         raise ValueError(

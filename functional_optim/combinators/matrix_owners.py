@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from functional_optim.combinators.as_matrix import each_placement
-from functional_optim.core import base
+from functional_optim.core import base, sharding
 from functional_optim.core.factory import factory
-from functional_optim.core.ownership import Owners
+from functional_optim.core.ownership import OwnerGroup
 
 
 @factory
@@ -45,7 +45,7 @@ def matrix_owners(
 
     Raises:
         ValueError: for unknown `owners`, or without a rule that takes batches.
-        TypeError: if tx is not a transformation.
+        TypeError: if tx is not a transformation, or group neither a process group nor None.
         RuntimeError: from a step, without torch.distributed's process groups, or outside this
             group.
 
@@ -64,5 +64,6 @@ def matrix_owners(
             "matrix_owners got a transformation without a rule that takes batches of "
             "matrices; pass one such as muon(), or leave matrix_owners out."
         )
-    shared = Owners(group) if owners == "spread" else None
+    sharding.check_group("matrix_owners", group)
+    shared = OwnerGroup(group) if owners == "spread" else None
     return each_placement(tx, lambda x: [x.spread_over(shared)])

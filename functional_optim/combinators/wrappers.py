@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base
+from functional_optim.core import base, sharding
 from functional_optim.core.calls import check_step_function
 from functional_optim.core.chain import MixedChain, Wrapped, chain
 from functional_optim.core.factory import factory
@@ -150,7 +150,7 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
 
     Raises:
         TypeError: for a part that does not consist of one-tensor rules: its measurements cannot be
-            summed.
+            summed; for a group that is neither a process group nor None.
         ValueError: from init, for a DTensor that a transform measures.
         RuntimeError: from update, without a process group, or outside it.
 
@@ -166,6 +166,7 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
         >>> dist.destroy_process_group()
     """
     base.check_transformation("sharded_over", tx, "sharded_over(chain(clip_by_global_norm(1.0)))")
+    sharding.check_group("sharded_over", group)
     if isinstance(tx, MixedChain):
         return chain(*[sharded_over(part, group) for part in tx.parts])
     if not isinstance(tx, Leafwise):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import memory, modes, sharding
-from functional_optim.core.factory import Made
+from functional_optim.core.factory import Reconstructible
 from functional_optim.kernels.private import set_grad_enabled
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _OfObjects:
         )
 
 
-class GradientTransformation(Made, Plain, Functions):
+class GradientTransformation(Reconstructible, Plain, Functions):
     """A pair of pure functions, `init` and `update`, that turns gradients into updates.
 
     ::

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.numbers import Numbers, Own, as_args, in_turn, parts_of, plain
-from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
+from functional_optim.core.ownership import Partition, run_owned, slot_parts_of
 from functional_optim.core.returned import are_slots, checked_sums, no_pair, no_slots
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
 from functional_optim.core.storage import (
@@ -281,7 +281,7 @@ def _run_owned(
     packed = rule.storage.codecs and any(map(sharding.is_sharded, us))
     if packed or owners is None or modes.traced() or any(u.requires_grad for u in us):
         return run_batched(rule, us, leaves, k)
-    parts = [Sharing.of(u, owners.group) for u in us]
+    parts = [Partition.of(u, owners.group) for u in us]
     slot_parts = [slot_parts_of(leaf.slots[k]) for leaf in leaves]
     known = [part for part in parts if part is not None]
     known_slots = [own for own in slot_parts if own is not None]

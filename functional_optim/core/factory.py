@@ -41,7 +41,7 @@ class Call(NamedTuple):
 _numbers = itertools.count()
 
 
-class Made:
+class Reconstructible:
     """An object created by a factory. made: the call; None for one that was built directly."""
 
     made: Call | None = None
@@ -71,7 +71,7 @@ class Made:
         return self.made.factory, self.made.args, self.made.kwargs
 
 
-class MadeFunction(Made):
+class ReconstructibleFunction(Reconstructible):
     """A function created by a factory, such as a schedule."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -187,8 +187,8 @@ def _remember(
     plain: whether all arguments are constants or functions.
     """
     if type(made) is FunctionType and not _holds((args, kwargs), made):
-        made = MadeFunction(made)
-    if isinstance(made, Made):
+        made = ReconstructibleFunction(made)
+    if isinstance(made, Reconstructible):
         inner = made.made
         if inner is not None:
             known = inner.number < number
@@ -218,7 +218,8 @@ def _holds(container: Any, wanted: Any) -> bool:
     for x in container.values() if isinstance(container, dict) else container:
         if x is wanted:
             return True
-        if isinstance(x, (tuple, list, dict)) and not isinstance(x, Made) and _holds(x, wanted):
+        nested = isinstance(x, (tuple, list, dict)) and not isinstance(x, Reconstructible)
+        if nested and _holds(x, wanted):
             return True
     return False
 
@@ -236,7 +237,7 @@ def text_of(call: Call) -> str:
 
 def check_named(what: str, x: Any) -> None:
     """Raise PicklingError for a function, or a container of one, that cannot be found by name."""
-    if isinstance(x, Made):
+    if isinstance(x, Reconstructible):
         return
     if isinstance(x, (tuple, list, dict)):
         for y in x.values() if isinstance(x, dict) else x:
@@ -284,7 +285,7 @@ def _copied_function(f: FunctionType, memo: dict[int, Any]) -> FunctionType:
             value = old.cell_contents
         except ValueError:  # never set
             continue
-        kept = isinstance(value, (Tensor, Made, FunctionType, tuple))
+        kept = isinstance(value, (Tensor, Reconstructible, FunctionType, tuple))
         cell.cell_contents = copied(value, memo) if kept else value
         changed |= _differs(cell.cell_contents, value)
     if not changed:

@@ -21,14 +21,14 @@ Result = tuple[Tensor, tuple[Any, ...]]
 """An update and new slots."""
 
 
-class Owners(NamedTuple):
+class OwnerGroup(NamedTuple):
     """Distribution of matrices over processes. group: those that have the same plain tensors; None:
     the default group. DTensors store which processes share them."""
 
     group: Any = None
 
 
-class Sharing(NamedTuple):
+class Partition(NamedTuple):
     """How processes share a tensor.
 
     shape: of the whole. group: the processes that share it. dim: the dimension along which it is
@@ -40,7 +40,7 @@ class Sharing(NamedTuple):
     dim: int | None
 
     @classmethod
-    def of(cls, x: Any, group: Any = None) -> Sharing | None:
+    def of(cls, x: Any, group: Any = None) -> Partition | None:
         """That of a DTensor, or of a plain tensor that all processes of a group have.
 
         None for a DTensor with other placements than one shard along one mesh dimension.
@@ -67,19 +67,19 @@ class Sharing(NamedTuple):
         return [whole.narrow(self.dim, a, b - a) for a, b in pairwise(at)]
 
 
-class Shared(NamedTuple):
+class Partitions(NamedTuple):
     """The sharding of a local tensor, and of each slot of each rule; None for a plain slot."""
 
-    part: Sharing
-    slots: tuple[tuple[Sharing | None, ...], ...]
+    part: Partition
+    slots: tuple[tuple[Partition | None, ...], ...]
 
 
-def slot_parts_of(slots: Sequence[Any]) -> tuple[Sharing | None, ...] | None:
+def slot_parts_of(slots: Sequence[Any]) -> tuple[Partition | None, ...] | None:
     """The sharding of each slot, None for a plain one.
 
-    None if `Sharing` cannot describe that of one.
+    None if `Partition` cannot describe that of one.
     """
-    parts = [Sharing.of(x) if sharding.is_sharded(x) else None for x in slots]
+    parts = [Partition.of(x) if sharding.is_sharded(x) else None for x in slots]
     pairs = zip(slots, parts, strict=True)
     return None if any(y is None and sharding.is_sharded(x) for x, y in pairs) else tuple(parts)
 
@@ -88,19 +88,19 @@ Key = tuple[int, int]
 """A tensor of a matrix: the index of the matrix, and 0 for its update, k for the k-th slot."""
 
 
-class Sent(NamedTuple):
+class Transfer(NamedTuple):
     """A tensor that is sent to the owner of its matrix, or received from it.
 
     like: a tensor without data, like the whole. here: the local shard; None: nothing.
     """
 
     key: Key
-    part: Sharing
+    part: Partition
     like: Tensor
     here: Tensor | None
 
     @classmethod
-    def of(cls, key: Key, part: Sharing, x: Tensor) -> Sent:
+    def of(cls, key: Key, part: Partition, x: Tensor) -> Transfer:
         """A tensor of which this process has x."""
         return cls(key, part, torch.empty(part.shape, dtype=x.dtype, device="meta"), x)
 
@@ -132,8 +132,8 @@ def run_owned(
     run: Callable[[list[int], list[Tensor], list[tuple[Any, ...]]], list[Result]],
     us: Sequence[Tensor],
     slots: Sequence[tuple[Any, ...]],
-    parts: Sequence[Sharing],
-    slot_parts: Sequence[Sequence[Sharing | None]],
+    parts: Sequence[Partition],
+    slot_parts: Sequence[Sequence[Partition | None]],
     *,
     spread: bool,
 ) -> list[Result]:
@@ -159,7 +159,7 @@ def run_owned(
         moving = []
         for (i, k), x in old.items():
             part = slot_parts[i][k - 1] if k else parts[i]
-            moving.append(Sent.of((i, k), part or Sharing(x.shape, group, None), x))
+            moving.append(Transfer.of((i, k), part or Partition(x.shape, group, None), x))
         whole = {**old, **ranks.gathered([x for x in moving if x.divided])}
         mine = [i for i in some if ranks.owns(i)]
         given = [tuple([whole.get((i, 1 + k)) for k in range(len(slots[i]))]) for i in mine]
@@ -203,12 +203,12 @@ class Ranks:
         """Whether this process computes it."""
         return self.owner is None or self.owner[matrix] == self.rank
 
-    def owned_by(self, moving: Sequence[Sent], rank: int) -> list[Sent]:
+    def owned_by(self, moving: Sequence[Transfer], rank: int) -> list[Transfer]:
         """The tensors of the matrices of a process."""
         owner = self.owner
         return [x for x in moving if owner is None or owner[x.key[0]] == rank]
 
-    def gathered(self, moving: Sequence[Sent]) -> dict[Key, Tensor]:
+    def gathered(self, moving: Sequence[Transfer]) -> dict[Key, Tensor]:
         """The gathered tensors of the matrices that this process computes."""
         found: dict[Key, Tensor] = {}
         for some in _by_dtype(moving):
@@ -224,7 +224,7 @@ class Ranks:
                 found[x.key] = torch.cat([pieces[j] for pieces in came], x.part.dim)
         return found
 
-    def handed_out(self, moving: Sequence[Sent]) -> dict[Key, Tensor]:
+    def handed_out(self, moving: Sequence[Transfer]) -> dict[Key, Tensor]:
         """The local shards of the owners' results, and all tensors that are not sharded."""
         divided = [x for x in moving if x.divided]
         whole = [x for x in moving if not x.divided]
@@ -248,7 +248,7 @@ class Ranks:
         self,
         going: Sequence[Sequence[Tensor | None]],
         shapes: Sequence[Sequence[torch.Size]],
-        some: Sequence[Sent],
+        some: Sequence[Transfer],
     ) -> list[list[Tensor]]:
         """The tensors received from each process, of these shapes, in an all-to-all."""
         sent = [self._flat(own, some) for own in going]
@@ -260,9 +260,9 @@ class Ranks:
 
     def _collected(
         self,
-        mine: Sequence[Sent],
+        mine: Sequence[Transfer],
         shapes: Sequence[Sequence[torch.Size]],
-        some: Sequence[Sent] | None = None,
+        some: Sequence[Transfer] | None = None,
     ) -> list[list[Tensor]]:
         """The tensors of all processes, of these shapes, in an all-gather padded to the largest."""
         sizes = [sum(map(math.prod, own)) for own in shapes]
@@ -274,7 +274,7 @@ class Ranks:
         each = zip(came.view(self.n, most), sizes, shapes, strict=True)
         return [_apart(row[:size], own) for row, size, own in each]
 
-    def _flat(self, tensors: Sequence[Tensor | None], some: Sequence[Sent]) -> Tensor:
+    def _flat(self, tensors: Sequence[Tensor | None], some: Sequence[Transfer]) -> Tensor:
         """Tensors as one vector; `some`: a tensor of their dtype, for an empty list."""
         known = [x.reshape(-1) for x in tensors if x is not None]
         if known:
@@ -303,13 +303,13 @@ def _check_group(group: Any) -> None:
         )
 
 
-def _there(x: Sent) -> Tensor:
+def _there(x: Transfer) -> Tensor:
     assert x.here is not None
     return x.here
 
 
 def _named(
-    each: Sequence[Sequence[Sent]], came: Sequence[Sequence[Tensor]]
+    each: Sequence[Sequence[Transfer]], came: Sequence[Sequence[Tensor]]
 ) -> list[tuple[Key, Tensor]]:
     pairs = [
         pair for own, got in zip(each, came, strict=True) for pair in zip(own, got, strict=True)
@@ -317,8 +317,8 @@ def _named(
     return [(x.key, tensor) for x, tensor in pairs]
 
 
-def _by_dtype(moving: Sequence[Sent]) -> list[list[Sent]]:
-    alike: dict[torch.dtype, list[Sent]] = {}
+def _by_dtype(moving: Sequence[Transfer]) -> list[list[Transfer]]:
+    alike: dict[torch.dtype, list[Transfer]] = {}
     for x in moving:
         alike.setdefault(x.like.dtype, []).append(x)
     return [*alike.values()]

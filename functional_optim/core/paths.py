@@ -17,7 +17,7 @@ import torch
 
 from functional_optim import tree
 from functional_optim.core.calls import takes
-from functional_optim.kernels.callers import tell_once
+from functional_optim.kernels.callers import warn_once
 
 Predicate: TypeAlias = "Callable[[str, Any], Any]"
 """From a leaf's path and the leaf to a label or bool."""
@@ -99,7 +99,7 @@ class Answers:
                 f"functional_optim: the pattern {pattern!r} of the {what} matches no leaf; there "
                 f"are {some_of(paths)}."
             )
-            tell_once(message, UserWarning)
+            warn_once(message, UserWarning)
 
     def _check(self, answer: Any, where: str) -> None:
         if answer not in self.known:
@@ -262,7 +262,7 @@ class _InBfloat16(Answers):
         leaves = [p for _, own in parts for p in own.values()]
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in leaves})
         if "bfloat16" not in dtypes:
-            tell_once(
+            warn_once(
                 "functional_optim: master_weights keeps more bits of parameters in bfloat16, but "
                 f"these are in {' and '.join(dtypes)}, which are stepped as without it.",
                 UserWarning,

@@ -71,15 +71,16 @@ def kept_for(step: Any) -> Kept:
 class Body:
     """The operations of rules on a leaf.
 
-    holes: for each rule, the indices of missing slots. forms: the structure of its scalars.
-    kept: the store for recordings of rules that may read changing values, such as attributes of an
-    object: a new step records these again. Rules of this package are recorded once for all steps.
+    missing: for each rule, whether each of its slots is missing. forms: the structure of its
+    scalars. kept: the store for recordings of rules that may read changing values, such as
+    attributes of an object: a new step records these again. Rules of this package are recorded
+    once for all steps.
     """
 
     def __init__(
         self,
         placements: Sequence[Placement],
-        holes: Sequence[tuple[bool, ...]],
+        missing: Sequence[tuple[bool, ...]],
         forms: tuple[Form, ...],
         goal: Goal,
         kept: Kept | None = None,
@@ -88,7 +89,7 @@ class Body:
         self.own = all(are_own(functions_of(x.rule)) for x in placements)
         """Whether the values that rules read by name, or draw, are constant."""
         self.kept = _known if kept is None or self.own else kept
-        self.holes = holes
+        self.missing = missing
         self.forms = forms
         self.goal: Goal = goal
         kinds = kinds_of(forms)
@@ -96,7 +97,7 @@ class Body:
         """Number of scalars that it reads."""
         self.whole = {i: kind for i, kind in enumerate(kinds) if kind is not float}
         """Which of them are ints, and which are bools."""
-        self.key = (goal, forms, tuple(holes), tuple([key_of(x) for x in placements]))
+        self.key = (goal, forms, tuple(missing), tuple([key_of(x) for x in placements]))
 
     def find(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Recorded:
         """The graph for tensors like these: it holds for all sizes of this number of dimensions.
@@ -241,15 +242,15 @@ class Body:
         """The graph for a tensor as 1-D, and in blocks."""
         plain = Body(
             [x._replace(rule=x.rule.without_codecs()) for x in self.placements],
-            [_holes_of(x, own) for x, own in zip(self.placements, slots, strict=True)],
+            [_missing_of(x, own) for x, own in zip(self.placements, slots, strict=True)],
             self.forms,
             self.goal,
             self.kept,
         )
         whole = torch.empty_like(p, dtype=torch.float32, device="meta")
         rows = [
-            tuple([None if hole else whole for hole in own]) if x.rule.storage.codecs else mine
-            for x, own, mine in zip(self.placements, plain.holes, slots, strict=True)
+            tuple([None if lacks else whole for lacks in own]) if x.rule.storage.codecs else mine
+            for x, own, mine in zip(self.placements, plain.missing, slots, strict=True)
         ]
         if not plain.is_flat(g, p, rows, whole=True):
             raise Unsuitable("packed slots of a rule that is not element-wise")
@@ -331,7 +332,7 @@ class Body:
         vector: Tensor,
         *,
         block: int = 0,
-    ) -> record.Made:
+    ) -> record.Results:
         """The results of the rules for a leaf; recorded, if there is a recorder. block: the size of
         blocks, if any."""
         g, p, *rest = tensors
@@ -346,7 +347,7 @@ class Body:
         for i, kind in self.whole.items():
             flat[i] = kind(flat[i]) if recorder is None else recorder.whole(flat[i], kind)
         numbers = with_forms(iter(flat), self.forms)
-        leaf = Leaf(g, p, with_holes(rest, self.holes), numbers)
+        leaf = Leaf(g, p, with_missing(rest, self.missing), numbers)
         kept: list[Tensor | None] = [None] * len(tensors)
         if self.goal == "reduce":
             return kept, [_number(x) for x in measure(placements, leaf)]
@@ -421,8 +422,8 @@ def _masked(codec: Any, inside: Tensor) -> Any:
     return _Masked(codec, inside) if packs else codec
 
 
-def _holes_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
-    """The indices of a rule's missing slots."""
+def _missing_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
+    """Whether each slot of a rule is missing."""
     if not (slots and placement.rule.storage.codecs):
         return tuple([x is None for x in slots])
     found = stored_slots(placement.rule, slots)
@@ -444,7 +445,7 @@ def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> A
     return p.dim(), g.dtype, p.dtype, p.is_contiguous(), looks
 
 
-def with_holes(given: Sequence[Tensor], holes: Sequence[Sequence[bool]]) -> list[Slots]:
-    """The inverse of `present`. holes: for each rule, the indices of missing slots."""
+def with_missing(given: Sequence[Tensor], missing: Sequence[Sequence[bool]]) -> list[Slots]:
+    """The inverse of `present`. missing: for each rule, whether each of its slots is missing."""
     supply = iter(given)
-    return [tuple([None if hole else next(supply) for hole in own]) for own in holes]
+    return [tuple([None if lacks else next(supply) for lacks in own]) for own in missing]

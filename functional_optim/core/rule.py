@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.numbers import Numbers, Own
-from functional_optim.core.ownership import Owners
+from functional_optim.core.ownership import OwnerGroup
 from functional_optim.core.paths import BFLOAT16, Choice
 from functional_optim.core.storage import Storage, stored_keys
 from functional_optim.core.views import MatrixView
@@ -220,7 +220,7 @@ class Placement(NamedTuple):
     """Distance to the previous rule whose incoming update it also gets, after p; None: none."""
     reduce_groups: tuple[Any, ...] = ()
     """The process groups over which its measurement is summed; None: the default group."""
-    owners: Owners | None = None
+    owners: OwnerGroup | None = None
     """The processes to which its matrices are distributed; None: each process computes all of
     them."""
 
@@ -248,7 +248,7 @@ class Placement(NamedTuple):
         """The same with a measurement that is summed over these process groups only."""
         return self._replace(reduce_groups=groups)
 
-    def spread_over(self, owners: Owners | None) -> Placement:
+    def spread_over(self, owners: OwnerGroup | None) -> Placement:
         """The same with matrices distributed over processes, or not, if its rule is batched."""
         return self._replace(owners=owners) if self.rule.runs.batched else self
 

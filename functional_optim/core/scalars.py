@@ -140,14 +140,15 @@ class StepScalars:
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
         except (TypeError, ValueError, RuntimeError) as error:
-            self._check_extra(i, explained="value" in str(error))
+            self._check_extra(i, error)
             raise
         numbers, carried = (result, ()) if rule.carry is None else result
         return numbers if isinstance(numbers, tuple) else _refused(self.placements[i]), carried
 
-    def _check_extra(self, i: int, *, explained: bool) -> None:
-        """Raise TypeError for a missing extra argument that the scalars of a rule need, and for a
-        value that is not one number, unless the rule has `explained` it."""
+    def _check_extra(self, i: int, error: Exception) -> None:
+        """Raise TypeError, after an error of a rule's scalars, for a missing extra argument that
+        they need, and for a needed value that is not one number. A rule whose value is optional
+        checks it itself."""
         rule, name = self.placements[i].rule, self.placements[i].name or "a rule"
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
         missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
@@ -160,15 +161,13 @@ class StepScalars:
                 f"{missing[0]}=...); an optimizer object passes the loss of step(closure) as value."
                 f"{more}"
             ) from None
-        value = self.extra.get("value", 0.0) if "value" in rule.reads.extra else 0.0
-        if not explained and not (
-            value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
-        ):
+        value = self.extra["value"] if "value" in needed else 0.0
+        if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)):
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             raise TypeError(
                 f"{name} needs one number as value, such as the loss, but got a "
                 f"{type(value).__name__}{shape}."
-            ) from None
+            ) from error
 
     def is_shut(self) -> bool:
         """Whether the gate of the next rule is known to be closed; otherwise it may be open."""

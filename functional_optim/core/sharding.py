@@ -273,6 +273,25 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
     return tuple(vector.unbind() if unread else vector.tolist())
 
 
+def check_group(who: str, group: Any) -> None:
+    """Raise TypeError unless a group is a process group of torch.distributed, or None.
+
+    `new_group` returns a number in processes outside of the group: these may build the same chain.
+    """
+    known = group is None
+    if not known and torch.distributed.is_available():
+        outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+        known = isinstance(group, torch.distributed.ProcessGroup) or (
+            type(group) is type(outside) and group == outside
+        )
+    if not known:
+        raise TypeError(
+            f"{who} takes a process group of torch.distributed as group, but got {group!r}; pass "
+            "what torch.distributed.new_group or get_group of a DeviceMesh returns, or None for "
+            "the default group."
+        )
+
+
 def _check_group(group: Any) -> None:
     if torch.compiler.is_compiling():
         return

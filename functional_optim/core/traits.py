@@ -65,8 +65,8 @@ def _alone(
         slots = init_slots_as(rule, tiny, ())
     except Exception as error:
         raise Unsuitable(f"{type(error).__name__}: {error}") from error
-    holes = [tuple([x is None for x in slots])]
-    return Body([alone], holes, (form_of(numbers),), "step"), tiny, slots
+    missing = [tuple([x is None for x in slots])]
+    return Body([alone], missing, (form_of(numbers),), "step"), tiny, slots
 
 
 def trial_of(step: StepScalars) -> list[Numbers]:
@@ -218,7 +218,7 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor, *, early: bool) ->
             body.find(tiny, tiny, [slots])
             if rule.reduce is not None:
                 given = rule.numbers_before(1.0, rule.carry or ())
-                measures = Body(body.placements, body.holes, (form_of(given),), "reduce")
+                measures = Body(body.placements, body.missing, (form_of(given),), "reduce")
                 measures.find(tiny, tiny, [slots])
         with suppress(Unsuitable):
             if rule.runs.batched:

@@ -14,7 +14,7 @@ from functional_optim.combinators.commit import CommitIf, as_flag
 from functional_optim.combinators.local_steps import Synced, advanced
 from functional_optim.combinators.sharpness import SamState, SharpnessAware, check_grad_fn
 from functional_optim.core import base, memory, modes
-from functional_optim.core.factory import Made, factory
+from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, check_state, check_trees
 from functional_optim.core.recording import kept_for
@@ -125,7 +125,7 @@ class Options(NamedTuple):
     backend: Backend
 
 
-class Step(Made):
+class Step(Reconstructible):
     """The result of `compile`."""
 
     stateful = True

@@ -17,7 +17,7 @@ from functional_optim import kernels
 from functional_optim.core import sharding
 from functional_optim.core.memory import laid_out_like
 from functional_optim.core.numbers import form_of
-from functional_optim.core.ownership import Sharing
+from functional_optim.core.ownership import Partition
 from functional_optim.core.recording import Body
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars
@@ -40,10 +40,10 @@ class DividedExecutor(Executor):
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
         self.spec: Any = self.params[0]
-        sharing = Sharing.of(self.spec)
-        assert sharing is not None
-        self.processes = sharing.group
-        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        partition = Partition.of(self.spec)
+        assert partition is not None
+        self.processes = partition.group
+        self.missing = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         self.tasks: dict[Any, DividedTask | None] = {}
 
     @classmethod
@@ -83,7 +83,7 @@ class DividedExecutor(Executor):
             return None
         used = len(scalars.placements)
         forms = tuple(map(form_of, scalars.numbers))
-        body = Body(scalars.placements, self.holes[:used], forms, scalars.goal, self.group.kept)
+        body = Body(scalars.placements, self.missing[:used], forms, scalars.goal, self.group.kept)
         found: dict[Any, Divided] = {}
         try:
             for i, g in enumerate(self.mine(grads)):
@@ -215,10 +215,10 @@ def _buckets(sizes: Sequence[int]) -> list[list[int]]:
 def _spec(x: Any) -> tuple[Any, int | None] | None:
     """The group of processes that share a tensor, and 0 if it is sharded along its first dimension;
     None for other placements."""
-    sharing = Sharing.of(x) if sharding.is_sharded(x) else None
-    if sharing is None or sharing.dim not in (0, None):
+    partition = Partition.of(x) if sharding.is_sharded(x) else None
+    if partition is None or partition.dim not in (0, None):
         return None
-    return (sharing.group, sharing.dim)
+    return (partition.group, partition.dim)
 
 
 def _whole(x: Tensor | None) -> Any:

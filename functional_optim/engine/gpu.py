@@ -65,7 +65,7 @@ class TritonExecutor(KernelExecutor):
         return TableLaunches(*self.launches(found)) if found else None
 
     def _gave_way(self, what: str) -> None:
-        kernels.give_way(what, f"steps on {self.device.type} run", strict=self.group.strict)
+        kernels.fallback(what, f"steps on {self.device.type} run", strict=self.group.strict)
 
     def _launch(self, own: Served) -> TableLaunch:
         used = len(own.body.placements)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from functional_optim import kernels, tree
 from functional_optim.core import base, memory, modes, sharding
-from functional_optim.core.factory import Call, Made
+from functional_optim.core.factory import Call, Reconstructible
 from functional_optim.engine.graphs import Variant, can_be_written, check_updates
 from functional_optim.kernels.interrupts import held
 
@@ -95,7 +95,7 @@ def _plan(call: Call, *, lift: bool) -> TracePlan:
 
 
 def _call_of(x: Any) -> Call | None:
-    return x.made if isinstance(x, Made) else None
+    return x.made if isinstance(x, Reconstructible) else None
 
 
 def _columns(pairs: list[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -178,7 +178,7 @@ class WholeStep:
         if any(map(sharding.is_sharded, leaves)):
             if self.strict:
                 raise kernels.refusal(SHARED)
-            kernels.tell(f"{SHARED}; the steps of this transformation run eagerly")
+            kernels.warn_once(f"{SHARED}; the steps of this transformation run eagerly")
             return self._by_update(grads, state, params, extra)
         device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
         failure: Exception | None = None
@@ -211,7 +211,7 @@ class WholeStep:
         check_updates(params, updates)
         if self.strict:
             raise kernels.refusal(kernels.cause("torch.compile failed", failure)) from failure
-        kernels.tell_failed(
+        kernels.warn_failed(
             "torch.compile failed",
             failure,
             "; the steps of this transformation run eagerly",

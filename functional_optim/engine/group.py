@@ -10,7 +10,7 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.first_slots import explain
-from functional_optim.core.ownership import Shared
+from functional_optim.core.ownership import Partitions
 from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars
@@ -84,7 +84,7 @@ class TensorGroup:
         how: How,
         counts: tuple[int, ...],
         turns: Sequence[Sequence[int]] = (),
-        parts: Sequence[Shared] = (),
+        parts: Sequence[Partitions] = (),
         replace: bool = False,
         kept: Kept | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ class TensorGroup:
             kind = self._kind(grads[i], self.params[i], self.slots[i], rest)
             kinds.setdefault(kind, []).append(i)
         if executor.why and any(made is PerTensorExecutor for made, _ in kinds):
-            kernels.give_way(executor.why, "it runs", strict=self.strict)
+            kernels.fallback(executor.why, "it runs", strict=self.strict)
         return [made(self, some, grads) for (made, _), some in kinds.items()]
 
 

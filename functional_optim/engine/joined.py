@@ -17,7 +17,7 @@ from functional_optim.core import base, memory
 from functional_optim.core.execution import Leaf, measure, run_stored
 from functional_optim.core.memory import laid_out_like
 from functional_optim.core.numbers import Numbers, form_of
-from functional_optim.core.recording import Body, with_holes
+from functional_optim.core.recording import Body, with_missing
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, present
@@ -62,7 +62,7 @@ class JoinedExecutor(Executor):
 
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
-        self.holes = [[slot is None for slot in own] for own in self.slots[0]]
+        self.missing = [[slot is None for slot in own] for own in self.slots[0]]
         pairs = zip(self.params, self.slots, strict=True)
         rows = [[p, *present(mine)] for p, mine in pairs]
         columns = [[_flattened(x) for x in column] for column in zip(*rows, strict=True)]
@@ -88,8 +88,8 @@ class JoinedExecutor(Executor):
             return None
         forms = tuple(map(form_of, scalars.numbers))
         count = len(scalars.placements)
-        holes = [tuple(own) for own in self.holes[:count]]
-        body = Body(scalars.placements, holes, forms, scalars.goal, self.group.kept)
+        missing = [tuple(own) for own in self.missing[:count]]
+        body = Body(scalars.placements, missing, forms, scalars.goal, self.group.kept)
         rows = zip(self.mine(grads), self.params, self.slots, strict=True)
         return self if all(body.is_flat(g, p, own[:count]) for g, p, own in rows) else None
 
@@ -117,7 +117,7 @@ class JoinedExecutor(Executor):
     ) -> list[Tensor]:
         """New values of parameter and slots, from those and the gradient."""
         g, p, *slots = given
-        u, new = run_stored(placements, Leaf(g, p, with_holes(slots, self.holes), numbers))
+        u, new = run_stored(placements, Leaf(g, p, with_missing(slots, self.missing), numbers))
         return memory.apart([base.add(p, u), *present(new)], given[1:])
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Tensor]]:
@@ -127,7 +127,7 @@ class JoinedExecutor(Executor):
         parts = []
         for piece in self.pieces:
             p, *given = piece.read()
-            slots = with_holes(given, self.holes)[: len(placements)]
+            slots = with_missing(given, self.missing)[: len(placements)]
             parts.append(measure(placements, Leaf(piece.gather(flat), p, slots, numbers)))
         return parts
 

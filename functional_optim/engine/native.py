@@ -64,7 +64,7 @@ class Served:
         native = kernels.library(kernels.source_of(self.graph), strict=strict)
         if native is not None and not self.does(native):
             what = "a kernel does something else than the rules do to small tensors"
-            kernels.give_way(what, "they run", strict=strict)
+            kernels.fallback(what, "they run", strict=strict)
             return None
         return native
 
@@ -148,7 +148,7 @@ class KernelExecutor(Executor):
         super().__init__(group, members, grads)
         first = self.params[0]
         self.device = first.device
-        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        self.missing = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         # the memory of a conjugate or negative view is not what it says; one of a single element
         # can have the parameter's strides
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
@@ -176,7 +176,9 @@ class KernelExecutor(Executor):
         if scalars.task not in self.served:
             used = len(scalars.placements)
             forms = tuple(map(form_of, scalars.numbers))
-            body = Body(scalars.placements, self.holes[:used], forms, scalars.goal, self.group.kept)
+            body = Body(
+                scalars.placements, self.missing[:used], forms, scalars.goal, self.group.kept
+            )
             found: dict[Any, Served] = {}
             rows = zip(self.mine(grads), self.params, self.slots, strict=True)
             for i, (g, p, slots) in enumerate(rows):

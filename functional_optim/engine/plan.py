@@ -137,15 +137,18 @@ class PlanEntry:
 class StepPlan:
     """Everything that a step needs but its gradients and numbers.
 
-    entries: what is stepped. absent: the tensors without a gradient whose slots go on. order: the
+    entries: what is stepped. missing_grad: updates of slots without a gradient. order: the
     measurements that are summed over processes.
     """
 
     def __init__(
-        self, entries: Sequence[PlanEntry], absent: Sequence[Absent], order: ReductionOrder
+        self,
+        entries: Sequence[PlanEntry],
+        missing_grad: Sequence[MissingGrad],
+        order: ReductionOrder,
     ) -> None:
         self.entries = entries
-        self.absent = absent
+        self.missing_grad = missing_grad
         self.order = order
 
     def writes(
@@ -173,8 +176,8 @@ class StepPlan:
                 self._prepare(contexts)
                 break
         writes = step_all([*contexts, *others], self.order)
-        for absent in self.absent:
-            writes += absent.step(contexts)
+        for tensors in self.missing_grad:
+            writes += tensors.step(contexts)
         for entry, context in zip(self.entries, contexts, strict=True):
             writes += entry.writes(context)
         return contexts, writes
@@ -294,8 +297,8 @@ class StepContext(StepScalars):
         )
 
 
-class Absent(Protocol):
-    """Tensors without a gradient whose slots go on in a step."""
+class MissingGrad(Protocol):
+    """Tensors without a gradient whose slots a step updates."""
 
     def step(self, contexts: Sequence[StepContext]) -> list[Write]: ...
 

@@ -26,7 +26,7 @@ from functional_optim.core.execution import (
     run_batched,
 )
 from functional_optim.core.numbers import Numbers, form_of, in_turn
-from functional_optim.core.ownership import Shared, Sharing, run_owned
+from functional_optim.core.ownership import Partition, Partitions, run_owned
 from functional_optim.core.recording import Body
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.scalars import BoundScalars, Caster
@@ -105,9 +105,9 @@ class ProductExecutor(Executor):
         if placement.lookback is not None or placement.rule.storage.weight_codec is not None:
             return True
         first = self.slots[0][i]
-        holes = [tuple([x is None for x in first])]
+        missing = [tuple([x is None for x in first])]
         placement = placement._replace(gate=0, owners=None)
-        body = Body([placement], holes, (form_of(own),), "step", self.group.kept)
+        body = Body([placement], missing, (form_of(own),), "step", self.group.kept)
         try:
             for p, mine in zip(self.params, self.slots, strict=True):
                 body.find(torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])
@@ -129,9 +129,9 @@ class ProductExecutor(Executor):
                 whose = [x._replace(slots=(x.slots[i],)) for x in shared]
                 made = OwnedStacks(self.params, slots, turns, whose, spread=owners is not None)
             elif owners is not None:
-                parts = [Sharing(p.shape, owners.group, None) for p in self.params]
+                parts = [Partition(p.shape, owners.group, None) for p in self.params]
                 whose = [
-                    Shared(part, ((None,) * len(own),))
+                    Partitions(part, ((None,) * len(own),))
                     for part, own in zip(parts, slots, strict=True)
                 ]
                 made = OwnedStacks(self.params, slots, turns, whose, spread=True)
@@ -141,7 +141,7 @@ class ProductExecutor(Executor):
         return self.stacks[i]
 
 
-def _are_local(rule: Rule, shared: list[Shared], slots: list[Slots], i: int) -> bool:
+def _are_local(rule: Rule, shared: list[Partitions], slots: list[Slots], i: int) -> bool:
     """Whether each process has whole matrices of stacks, and their slots. i: of the rule."""
     view = rule.storage.view
     if view is None or not view.is_plain_stack() or rule.storage.codecs:
@@ -368,7 +368,7 @@ class OwnedStacks:
         params: list[Tensor],
         slots: list[Slots],
         turns: list[int],
-        shared: list[Shared],
+        shared: list[Partitions],
         *,
         spread: bool,
     ) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
-from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
+from functional_optim.core.ownership import Partition, Partitions, slot_parts_of
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present, stored_slots
@@ -74,7 +74,7 @@ class ShardExecutor(Executor):
         if spec is None or how == "apart" or not sharding.is_sharded(g):
             return None
         batched = [x.rule.runs.batched for x in placements]
-        if any(batched) and (how == "eager" or Sharing.of(p) is None):
+        if any(batched) and (how == "eager" or Partition.of(p) is None):
             return None
         for own, some, x in zip(slots, batched, placements, strict=True):
             if some and (x.rule.storage.codecs or slot_parts_of(own) is None):
@@ -159,10 +159,10 @@ def _local(rule: Rule, slots: Slots, p: Any) -> Slots:
     return tuple([packed[id(x)] if id(x) in packed else sharding.shard(x) for x in slots])
 
 
-def _shared(p: Any, slots: Sequence[Slots]) -> Shared:
+def _shared(p: Any, slots: Sequence[Slots]) -> Partitions:
     """What the local part of a parameter, and of its slots, is a part of."""
-    part = Sharing.of(p) or Sharing(p.shape, None, None)  # of no interest to element-wise rules
-    return Shared(part, tuple([slot_parts_of(own) or () for own in slots]))
+    part = Partition.of(p) or Partition(p.shape, None, None)  # of no interest to element-wise rules
+    return Partitions(part, tuple([slot_parts_of(own) or () for own in slots]))
 
 
 def _spec(x: Any) -> Hashable | None:

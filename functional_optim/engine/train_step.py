@@ -17,7 +17,7 @@ from functional_optim import kernels, numeric, tree
 from functional_optim.checkpoint.lookup import get, keys
 from functional_optim.combinators.sharpness import SamState
 from functional_optim.core import base, memory, modes
-from functional_optim.core.factory import Made, factory
+from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
 from functional_optim.engine.compile import compile as compile_update
@@ -102,7 +102,7 @@ def compile_train_step(
     return TrainStep(loss_fn, tx, has_aux, accumulate, donate, strict, compile)
 
 
-class TrainStep(Made):
+class TrainStep(Reconstructible):
     """What `compile_train_step` returns."""
 
     stateful = True
@@ -184,7 +184,7 @@ class TrainStep(Made):
         except kernels.NoCompiler as error:
             if self.strict:
                 raise kernels.refusal(str(error)) from error
-            kernels.tell_failed("torch.compile failed", error)
+            kernels.warn_failed("torch.compile failed", error)
 
     def _uncompiled(self, error: Exception, *given: Any) -> Any:
         """The gradients without the compiler that has failed, from now on."""
@@ -194,7 +194,7 @@ class TrainStep(Made):
         except BaseException:  # of the loss itself, which may raise what a compiler does
             self.loss = before
             raise
-        kernels.tell_failed(
+        kernels.warn_failed(
             "torch.compile failed", error, "; the loss of a train step runs eagerly"
         )
         return found

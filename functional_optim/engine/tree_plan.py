@@ -19,9 +19,9 @@ from functional_optim.core.paths import chosen
 from functional_optim.core.recording import Kept
 from functional_optim.core.storage import present
 from functional_optim.core.totals import reduction_order
-from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.guards import TensorGuard, version_of
+from functional_optim.engine.missing_grad import WithoutGradient
 from functional_optim.engine.plan import (
     PlanEntry,
     PlanLeaf,

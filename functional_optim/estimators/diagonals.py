@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from functional_optim import tree
+from functional_optim import numeric, tree
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
 from functional_optim.core.cells import CELLS
 from functional_optim.core.lift import State
-from functional_optim.estimators.protocol import check_count, number
+from functional_optim.estimators.protocol import number
 
 Diagonal = Callable[..., Tree]
 """diagonal(params, seed, *args): a tree like params."""
@@ -59,7 +59,7 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
             f"hutchinson takes a loss function first, but got {loss_fn!r}; call it as "
             "hutchinson(loss_fn)(params, seed)."
         )
-    check_count("hutchinson", "samples", samples)
+    numeric.check_count("hutchinson", 1, samples=samples)
 
     def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
         base.check_params(params)

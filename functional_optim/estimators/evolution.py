@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
-from functional_optim.estimators.protocol import Estimator, Rays, check_count
+from functional_optim.estimators.protocol import Estimator, Rays
 from functional_optim.search.shaping import centered_ranks
 
 
@@ -55,7 +55,7 @@ def es_gradient(
         True
     """
     numeric.check_range("es_gradient", "positive", sigma=sigma)
-    check_count("es_gradient", "population", population)
+    numeric.check_count("es_gradient", 1, population=population)
     if population % 2:
         raise ValueError(
             f"es_gradient evaluates pairs, so it needs an even population, but got {population}."

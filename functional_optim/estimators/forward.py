@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import numeric, tree
 from functional_optim.core.base import Tree
 from functional_optim.core.factory import factory
 from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
     Rays,
-    check_count,
     key_ahead,
     number,
     seen,
@@ -58,7 +57,7 @@ def forward_gradient(
         >>> value.item(), bool((grads - 2 * w).abs().max() < 0.5)
         (14.0, True)
     """
-    check_count("forward_gradient", "directions", directions)
+    numeric.check_count("forward_gradient", 1, directions=directions)
     if distribution not in ("normal", "rademacher"):
         raise ValueError(
             f'forward_gradient draws "normal" numbers or "rademacher" signs, but got '

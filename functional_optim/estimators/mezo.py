@@ -9,7 +9,7 @@ from functional_optim.core import base, draws
 from functional_optim.core.base import Tree
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
-from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays, check_count
+from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays
 
 NORMAL = Rays(1, False, False)
 
@@ -59,7 +59,7 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
         True
     """
     numeric.check_range("mezo", "positive", eps=eps)
-    check_count("mezo", "samples", samples)
+    numeric.check_count("mezo", 1, samples=samples)
     return pairs("mezo", NORMAL._replace(number=samples), eps, differences, lazy=True)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
-from functional_optim.core.factory import Made
+from functional_optim.core.factory import Reconstructible
 
 
 class EstimatorState(NamedTuple):
@@ -53,7 +53,7 @@ class EstimatorFunctions(NamedTuple):
     """Its name in checkpoints of `adapters.GradientFree`."""
 
 
-class Estimator(Made, EstimatorFunctions):
+class Estimator(Reconstructible, EstimatorFunctions):
     """Pure functions that estimate gradients, for any transformation.
 
     ::
@@ -255,9 +255,3 @@ def number(name: str, value: Any) -> Tensor:
             f"{x.dtype} and shape {tuple(x.shape)}; take e.g. its mean."
         )
     return x.reshape(())
-
-
-def check_count(name: str, what: str, count: Any) -> None:
-    """Raise ValueError unless a number of directions is an integer of 1 or more."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"{name} needs an integer of 1 or more as {what}, but got {count!r}.")

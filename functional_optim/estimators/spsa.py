@@ -7,7 +7,7 @@ from typing import Any
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
-from functional_optim.estimators.protocol import Estimator, Rays, check_count
+from functional_optim.estimators.protocol import Estimator, Rays
 
 
 @factory
@@ -52,7 +52,7 @@ def spsa(
     """
     numeric.check_range("spsa", "positive", c=c)
     numeric.check_range("spsa", "of 0 or more", gamma=gamma)
-    check_count("spsa", "samples", samples)
+    numeric.check_count("spsa", 1, samples=samples)
 
     def reach(count: Any) -> Any:
         t = count + 1

@@ -21,13 +21,13 @@ from functional_optim.kernels.drivers import DRIVERS, CaptureError
 from functional_optim.kernels.failures import (
     NoCompiler,
     cause,
-    give_way,
+    fallback,
     is_compile_error,
     is_limit,
     line,
     refusal,
-    tell,
-    tell_failed,
+    warn_failed,
+    warn_once,
 )
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.interrupts import held
@@ -57,8 +57,8 @@ __all__ = [
     "cause",
     "compare",
     "count",
+    "fallback",
     "folder",
-    "give_way",
     "is_compile_error",
     "is_kept",
     "is_limit",
@@ -70,8 +70,8 @@ __all__ = [
     "require_compiler",
     "source_of",
     "static_key",
-    "tell",
-    "tell_failed",
+    "warn_failed",
+    "warn_once",
     "watcher",
 ]
 

@@ -6,13 +6,13 @@ import sys
 import warnings
 from types import FrameType
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
-def tell_once(message: str, kind: type[Warning] = RuntimeWarning) -> None:
+def warn_once(message: str, kind: type[Warning] = RuntimeWarning) -> None:
     """Warn, once a process, at the line that has called this package."""
-    if message not in _told:
-        _told.add(message)
+    if message not in _warned:
+        _warned.add(message)
         warn(message, kind)
 
 

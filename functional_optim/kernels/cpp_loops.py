@@ -52,7 +52,7 @@ def _accumulator(node: Node, how: str) -> str:
 
 
 class Loops:
-    """The lines of a nest: `first` before all loops, `before` and `behind` the innermost one, and
+    """The lines of a nest: `first` before all loops, `before` and `after` the innermost one, and
     those inside of each loop, by its axis; under -1 what no loop repeats."""
 
     def __init__(self, nest: Nest, axes: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class Loops:
         self.axes = axes
         self.first: list[str] = []
         self.before: list[str] = []
-        self.behind: list[str] = []
+        self.after: list[str] = []
         self.clauses: list[str] = []
         self.inside: dict[int, list[str]] = {-1: [], **{axis: [] for axis in nest.axes}}
         self.names: dict[Node, str] = {}
@@ -386,7 +386,7 @@ class Function:
             body = [head, *_deeper(own), "}"]
             if depth == axes[-1]:
                 pragma = f"#pragma omp simd{''.join(loops.clauses)}"
-                body = [*loops.before, pragma, *body, *loops.behind]
+                body = [*loops.before, pragma, *body, *loops.after]
             lines = body
         outer = [x for depth in (-1, *nest.axes) if depth not in axes for x in loops.inside[depth]]
         return ["{", *_deeper([*loops.first, *outer, *lines]), "}"]
@@ -454,7 +454,7 @@ class Function:
             loops.clauses.append(f" reduction(|:{local}n)")
             loops.before.append(f"int32_t {local}n = 0;")
             end = f'({local}n ? ({kept.kind})__builtin_nan("") : {local})'
-        loops.behind.append(f"{target} = {end if alone else _put(kept, target, end)};")
+        loops.after.append(f"{target} = {end if alone else _put(kept, target, end)};")
 
 
 def _identity(kept: Kept) -> str:

@@ -24,7 +24,7 @@ CACHED = 1
 
 
 class Time(NamedTuple):
-    """When a value is computed. chunked: in the pass over the chunks, behind the prelude. step: of
+    """When a value is computed. chunked: in the pass over the chunks, after the prelude. step: of
     several in the same pass, row by row."""
 
     phase: int
@@ -217,8 +217,8 @@ class Plan:
         return cost, met
 
     def _store_last(self) -> None:
-        """Write all inputs in the last pass, behind what they need: those of all axes, then those
-        of fewer, then those without the first axis."""
+        """Write all inputs in the last pass, after the values that they need: those of all axes,
+        then those of fewer, then those without the first axis."""
         inputs, stores = self.graph.inputs, self.graph.stores
         inside = [(i, x) for i, x in stores if 0 in inputs[i].axes]
         known = [self.known[x] for _, x in inside] + [x.time for x in self.nests if x.time.chunked]
@@ -248,8 +248,8 @@ class Plan:
         return max([x.step for x in times if x[:2] == (phase, True)], default=0)
 
     def _store_sooner(self) -> None:
-        """Write inputs where their new value is computed anyway, if nobody reads the old one
-        behind that."""
+        """Write inputs where their new value is computed anyway, if no later operation reads the
+        old one."""
         needed = [self.needed(x) for x in self.nests]
         for k, nest in enumerate(self.nests):
             for i, value in [*nest.stores]:

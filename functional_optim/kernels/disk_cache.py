@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from functional_optim.kernels.failures import tell
-from functional_optim.kernels.levels import PREBUILT
+from functional_optim.kernels.failures import warn_once
+from functional_optim.kernels.isa_levels import PREBUILT
 
 try:
     import fcntl
@@ -36,7 +36,7 @@ NAME = re.compile(r"[0-9a-f]{40}(-[0-9a-f]{8})?(\.\w+)?")
 """What is kept has such a name; all else in the folder is left alone."""
 
 DIGEST = 32
-"""Bytes of the checksum behind a kept library."""
+"""Bytes of the checksum at the end of a cached library."""
 
 PATIENCE, NOTICED = 60.0, 2.0
 """Seconds to wait for another process that builds the same kernel, and until the log says so."""
@@ -109,7 +109,7 @@ def _is_private(found: os.stat_result) -> bool:
 
 
 def _refuse(path: Path, why: str) -> None:
-    tell(
+    warn_once(
         f"compiled kernels are not kept in {path}: {why}. Every process compiles its own; set "
         f"{VARIABLE} to another folder, or to off"
     )
@@ -222,11 +222,11 @@ def _tidy(here: Path) -> None:
 
 
 @contextmanager
-def turn(name: str | None, *, wait: bool = True) -> Iterator[bool]:
-    """Inside, no other process builds the library of this name, unless it takes a minute.
+def build_lock(name: str | None, *, wait: bool = True) -> Iterator[bool]:
+    """Lock the library of this name: no other process builds it, unless this takes a minute.
 
-    The lock is the operating system's: it goes with a process that is killed. wait: for another
-    process that builds it. Gives False if one does, still.
+    The operating system releases the lock of a process that is killed. wait: for another process
+    that holds it. Yields False if the other process still holds it.
     """
     here = None if name is None or fcntl is None else _usable()[0]
     path = None if here is None else here / f"{name}.lock"
@@ -234,7 +234,7 @@ def turn(name: str | None, *, wait: bool = True) -> Iterator[bool]:
     if path is not None:
         try:
             handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError:  # a folder that is only read needs no turns
+        except OSError:  # a read-only folder needs no locks
             path = None
     try:
         locked = handle is None or _locked(handle, PATIENCE if wait else 0.0)

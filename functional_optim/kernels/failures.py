@@ -1,13 +1,13 @@
-"""What is said where something cannot be compiled: a warning, once, or a strict step's error."""
+"""Code that cannot be compiled: a warning, once, or the error of a strict step."""
 
 from __future__ import annotations
 
-from functional_optim.kernels.callers import tell_once
+from functional_optim.kernels import callers
 from functional_optim.kernels.private import of_compiler
 
 
 class NoCompiler(Exception):
-    """Nothing can be compiled on this machine; the text says why, and what to do."""
+    """This machine has no working compiler; the text says why, and what to do."""
 
 
 def refusal(what: str) -> RuntimeError:
@@ -23,25 +23,26 @@ def cause(what: str, error: Exception) -> str:
     return str(error) if isinstance(error, NoCompiler) else f"{what} ({line(error)})"
 
 
-def tell(message: str) -> None:
+def warn_once(message: str) -> None:
     """Warn, once a process, at the line that has called this package."""
-    tell_once(f"functional_optim: {message}.")
+    callers.warn_once(f"functional_optim: {message}.")
 
 
-def give_way(what: str, who: str, *, strict: bool) -> None:
-    """Warn that somebody runs eagerly, and why; if `strict`, raise the error of a strict step."""
+def fallback(what: str, who: str, *, strict: bool) -> None:
+    """Warn that `who` runs eagerly because of `what`; if `strict`, raise the error of a strict
+    step."""
     if strict:
         raise refusal(what)
-    tell(f"{what}; {who} eagerly, which is slower")
+    warn_once(f"{what}; {who} eagerly, which is slower")
 
 
-def tell_failed(what: str, error: Exception, then: str = "") -> None:
-    """Warn that something failed, and what is done `then`; without a compiler there is one warning
-    for all of that."""
+def warn_failed(what: str, error: Exception, then: str = "") -> None:
+    """Warn that something failed, and what is done `then`. Without a compiler, all failures share
+    one warning."""
     if isinstance(error, NoCompiler):
-        tell(f"steps without a kept kernel run eagerly, which is slower: {error}")
+        warn_once(f"steps without a kept kernel run eagerly, which is slower: {error}")
     else:
-        tell(cause(what, error) + then)
+        warn_once(cause(what, error) + then)
 
 
 def line(error: Exception) -> str:
@@ -51,7 +52,7 @@ def line(error: Exception) -> str:
 
 
 def is_compile_error(error: Exception) -> bool:
-    """Does an error come from compiling, not from what was compiled?"""
+    """Whether the compiler raised an error, not the compiled code."""
     return (
         isinstance(error, (OSError, NoCompiler))
         or of_compiler(error)
@@ -61,5 +62,5 @@ def is_compile_error(error: Exception) -> bool:
 
 
 def is_limit(error: Exception) -> bool:
-    """Has torch.compile made as many graphs of a code object as it will?"""
+    """Whether torch.compile has reached its limit of graphs for a code object."""
     return "RecompileLimit" in type(error).__name__ or "CacheLimit" in type(error).__name__

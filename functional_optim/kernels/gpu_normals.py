@@ -97,7 +97,7 @@ def _launcher(text: KernelText, device: torch.device) -> Launcher | None:
         try:
             _launchers[text.name, device] = let_through(driver.load, text, device)
         except Exception as error:
-            failures.tell_failed(
+            failures.warn_failed(
                 "the kernel of normal numbers fails", error, "; they are drawn eagerly"
             )
             _launchers[text.name, device] = None

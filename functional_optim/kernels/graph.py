@@ -345,7 +345,7 @@ def merged(graph: Graph) -> Graph:
 
 
 def _beside(node: Node, i: int) -> bool:
-    """Whether a value has two neighbouring axes one behind the other, or neither."""
+    """Whether a value has two neighbouring axes in this order, or neither of them."""
     axes = node.axes
     if i not in axes and i + 1 not in axes:
         return True

@@ -30,7 +30,7 @@ class LaneLoops:
     """Loops over a shape; of few elements, their bodies one after another.
 
     indices, bodies: of each body. index: of the body that is being written. members: values that
-    the loops compute, with a text for each body; None for one that is complete behind them only.
+    the loops compute, with a text for each body; None for one that is complete only after them.
     before, after: lines around the loops.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from functional_optim.kernels import disk_cache, toolchain, watch
-from functional_optim.kernels.failures import NoCompiler, cause, refusal, tell_failed
+from functional_optim.kernels.failures import NoCompiler, cause, refusal, warn_failed
 from functional_optim.kernels.interrupts import held, let_through
 from functional_optim.kernels.print_cpp import SYMBOL, Source
 
@@ -47,8 +47,8 @@ class PendingBuild:
 
     def __init__(self, sources: Sequence[Source], beside: Sequence[toolchain.Job]) -> None:
         self.sources = sources
-        self.turns = ExitStack()
-        """In which nobody else builds them."""
+        self.locks = ExitStack()
+        """Locks that keep other processes from building them."""
         jobs = [*[toolchain.kernel(x.text) for x in sources], *beside]
         count = len(sources)
         # an interrupt that is held back until then leaves no compiler that nobody knows
@@ -71,7 +71,7 @@ class PendingBuild:
             for source in self.sources:
                 _pending.pop(source.text, None)
             self.build.close()
-            self.turns.close()
+            self.locks.close()
 
 
 def _loaded(path: Path, source: Source) -> Native:
@@ -132,7 +132,7 @@ def _made(wanted: Source, strict: bool) -> Native | None:
         found = NoCompiler(why) if why else error
         if strict:
             raise refusal(cause("no kernel can be built here", found)) from error
-        tell_failed("no kernel can be built here", found)
+        warn_failed("no kernel can be built here", found)
         return None
     return _built[wanted.text]
 
@@ -142,13 +142,13 @@ def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
 
     wait: for other processes that build one of them.
     """
-    with ExitStack() as turns:
+    with ExitStack() as locks:
         missing: list[Source] = []
         for source in sources:
             native = _kept(source)
             if native is None:
                 name = toolchain.name_of(source.text)
-                if not turns.enter_context(disk_cache.turn(name, wait=wait)) and not wait:
+                if not locks.enter_context(disk_cache.build_lock(name, wait=wait)) and not wait:
                     continue
                 native = _kept(source)
             if native is None:
@@ -158,7 +158,7 @@ def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
         beside = list(filter(None, [watch.missing()]))
         if missing:
             pending = PendingBuild(missing, beside)
-            pending.turns = turns.pop_all()
+            pending.locks = locks.pop_all()
             return pending
     if beside:
         with suppress(OSError, NoCompiler):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.kernels import levels
+from functional_optim.kernels import isa_levels
 from functional_optim.kernels.cpp import HEAD
 from functional_optim.kernels.launches import TEAM
 from functional_optim.kernels.libraries import library
@@ -43,7 +43,7 @@ def source(*, halves: bool) -> Any:
 
 def serves() -> bool:
     """Whether the library was measured on a processor like this one. ATen uses matrix units."""
-    return "avx2" in levels.features() and "amx_tile" not in levels.features()
+    return "avx2" in isa_levels.features() and "amx_tile" not in isa_levels.features()
 
 
 def run(
@@ -62,7 +62,7 @@ def run(
     steps for which X Xᵀ is updated instead of computed again, in float32. rounds: round the result
     to bfloat16; with one step together all operands, too, if the processor multiplies them.
     """
-    halves = rounds and together == 1 and "avx512_bf16" in levels.features()
+    halves = rounds and together == 1 and "avx512_bf16" in isa_levels.features()
     native = library(source(halves=halves))
     if native is None:
         return None

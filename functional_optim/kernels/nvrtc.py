@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from functional_optim.kernels import disk_cache
-from functional_optim.kernels.drivers import Launcher
 from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.print_cpp import SYMBOL
+
+if TYPE_CHECKING:
+    from functional_optim.kernels.drivers import Launcher
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 """Products and sums are rounded as the text says."""
@@ -70,7 +72,7 @@ def compiled(text: str, architecture: str) -> bytes | None:
         return None
     options = (*OPTIONS, f"--gpu-architecture={architecture}")
     name = disk_cache.name_of(text, *options, repr(version), suffix=".cubin")
-    with disk_cache.turn(name):
+    with disk_cache.build_lock(name):
         code = disk_cache.read(name)
         if code is None:
             code = _made(nvrtc, text, options)
@@ -95,7 +97,7 @@ def _made(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
 
 
 def _checked(found: tuple[Any, ...]) -> Any:
-    """What a call has returned behind its status.
+    """The results of a call after its status.
 
     Raises:
         RuntimeError: if that is not success.

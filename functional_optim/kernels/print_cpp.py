@@ -55,7 +55,7 @@ class Source:
         self.layout: list[tuple[int, int, int]] = []
         self.kept: dict[Node, Kept] = {}
         self.totals: list[list[Kept]] = []
-        """For each phase the values that are complete behind it, and read in a later one."""
+        """For each phase, the values that are complete after it and read in a later phase."""
         self.functions: list[str] = []
         self.counter = iter(range(1 << 30))
         self.blocks = self.axes == 1 and self._is_plain()

@@ -22,9 +22,9 @@ from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Node, RuleError, Unsuitable, reached
 from functional_optim.kernels.private import DispatchMode
 
-Made = tuple[Sequence[Tensor | None], Sequence[Tensor]]
-"""What a body makes of a leaf: new values of its tensors, None for one that stays as it is, and
-what it measures."""
+Results = tuple[Sequence[Tensor | None], Sequence[Tensor]]
+"""The results of a body on a leaf: new values of its tensors, None for one that does not change,
+and its measurements."""
 
 SIZES = (
     ((), ()),
@@ -347,7 +347,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 
 
 def record(
-    body: Callable[[Recorder, list[Tensor], Tensor], Made],
+    body: Callable[[Recorder, list[Tensor], Tensor], Results],
     tensors: Sequence[Tensor],
     count: int,
     name: Callable[[int | None], str],
@@ -373,7 +373,7 @@ def record(
 
 
 def _recorded(
-    body: Callable[[Recorder, list[Tensor], Tensor], Made],
+    body: Callable[[Recorder, list[Tensor], Tensor], Results],
     tensors: Sequence[Tensor],
     count: int,
     recorder: Recorder,

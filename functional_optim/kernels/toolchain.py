@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from functional_optim.kernels import disk_cache, levels
+from functional_optim.kernels import disk_cache, isa_levels
 from functional_optim.kernels.failures import NoCompiler
 from functional_optim.kernels.interrupts import held
 
@@ -62,34 +62,34 @@ class Job(NamedTuple):
 
 def kernel(text: str) -> Job:
     """The library of a kernel."""
-    return Job(text, (*FLAGS, *target(levels.chosen())))
+    return Job(text, (*FLAGS, *target(isa_levels.chosen())))
 
 
-def target(level: levels.Level | None) -> list[str]:
+def target(level: isa_levels.Level | None) -> list[str]:
     """The flags for a level of processors; None: for this one."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ["-mcpu=native"]
-    has = levels.features() if level is None else level.features
+    has = isa_levels.features() if level is None else level.features
     wide = ["-mprefer-vector-width=512"] if "avx512f" in has else []
     return [f"-march={'native' if level is None else level.name}", *wide]
 
 
 def name_of(text: str) -> str:
     """Under which a kernel is kept that is built here: with the compiler, if there is one."""
-    return f"{digest(text, levels.chosen())}-{_identity()}.so"
+    return f"{digest(text, isa_levels.chosen())}-{_identity()}.so"
 
 
 def names_of(text: str) -> list[str]:
     """The patterns of names under which a kernel may be kept, the best first: for this processor,
     and for levels, whose kernels any compiler may have built."""
-    level = levels.chosen()
-    rest = [] if level else [f"{digest(text, x)}-*.so" for x in levels.fitting()]
+    level = isa_levels.chosen()
+    rest = [] if level else [f"{digest(text, x)}-*.so" for x in isa_levels.fitting()]
     return [name_of(text), *rest]
 
 
-def digest(text: str, level: levels.Level | None) -> str:
+def digest(text: str, level: isa_levels.Level | None) -> str:
     """What a kernel is known by: its text, the flags, and the processors that can run it."""
-    processor = sorted(levels.features()) if level is None else []
+    processor = sorted(isa_levels.features()) if level is None else []
     here = (sys.platform, platform.machine())
     whole = repr((text, FLAGS, target(level), processor, here))
     return hashlib.sha256(whole.encode()).hexdigest()[:40]

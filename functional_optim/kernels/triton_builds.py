@@ -79,7 +79,7 @@ class TritonKernel:
         texts = [x.text for x in self.source.texts(variant, configs[0])]
         options = [repr(OPTIONS), self.driver.name(self.device)]
         name = disk_cache.name_of(*texts, *options, suffix=".config")
-        with disk_cache.turn(name):
+        with disk_cache.build_lock(name):
             kept = disk_cache.read(name)
             if kept is not None:
                 return self._loaded(variant, LaunchConfig(*json.loads(kept)))

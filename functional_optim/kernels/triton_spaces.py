@@ -53,7 +53,7 @@ TILE_WARPS = 8
 
 
 class Flat:
-    """A chunk of elements, one behind the other: whole blocks, and what is left, with a mask.
+    """A chunk of consecutive elements: whole blocks, and a masked rest.
 
     shape: of a block. axis: over which it is reduced; None for all of it. parts: where a program's
     part of a reduction is written, and the end of the call that does.
@@ -103,7 +103,7 @@ class Flat:
         return [f"mask = offsets < left - k * {self.block}"]
 
     def at(self, axes: tuple[int, ...]) -> str:
-        """Where the elements of a block are, behind those that are `ahead`."""
+        """The places of the elements of a block, after those that are `ahead`."""
         return f"(k * {self.block} + offsets)" if axes == self.domain else _index(axes)
 
     def mask(self, node: Node, *, whole: bool) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base, draws, randomness
-from functional_optim.core.factory import Made
+from functional_optim.core.factory import Reconstructible
 from functional_optim.core.ravel import Ravel
 from functional_optim.search.shaping import worst_if_not_finite
 
@@ -31,7 +31,7 @@ class SearchFunctions(NamedTuple):
     """Its name in checkpoints of `adapters.GradientFree`."""
 
 
-class Search(Made, SearchFunctions):
+class Search(Reconstructible, SearchFunctions):
     """Three pure functions that search for the parameters with the smallest loss.
 
     ::

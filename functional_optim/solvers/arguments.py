@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -57,12 +57,6 @@ def checked(solve: Callable[P, T]) -> Callable[P, T]:
     # with the globals of its module, where doctest looks for it
     made = FunctionType(call.__code__, run.__globals__, closure=cast(Any, call).__closure__)
     return cast(Any, functools.update_wrapper(made, solve))
-
-
-def check_whole(name: str, x: Any, least: int) -> None:
-    """Raise ValueError unless x is an integer, and not too small."""
-    if isinstance(x, bool) or not isinstance(x, Integral) or int(x) < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, but got {x!r}.")
 
 
 def check_tolerances(**tolerances: Any) -> None:

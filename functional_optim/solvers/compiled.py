@@ -82,7 +82,7 @@ def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, A
                 raise
             failure, graph.broken = error, True
         found = evaluate(x, own)  # an error of the function itself is raised here
-        kernels.tell_failed("torch.compile failed", failure, "; the solver runs eagerly")
+        kernels.warn_failed("torch.compile failed", failure, "; the solver runs eagerly")
         return found
 
     return whole

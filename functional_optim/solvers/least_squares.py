@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import numeric, tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, programs, slots
-from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
+from functional_optim.solvers.arguments import check_tolerances, checked
 from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     check_compile,
@@ -198,7 +198,7 @@ def least_squares(
     taken = solver_input("least_squares", fun, x0, args, bounds, x_scale, batched=batched)
     flat, one, x, (limits, scale) = taken.flat, taken.one, taken.x, taken.others
     most = 100 * one.size if max_nfev is None else max_nfev
-    check_whole("max_nfev", most, 1)
+    numeric.check_count("least_squares", 1, max_nfev=most)
     check_tolerances(ftol=ftol, xtol=xtol, gtol=gtol)
     lower, upper, x = checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)

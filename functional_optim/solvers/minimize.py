@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, programs, slots
-from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
+from functional_optim.solvers.arguments import check_tolerances, checked
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.dense import DENSE
@@ -184,9 +185,8 @@ def minimize(
     args = args if isinstance(args, tuple) else (args,)
     check_compile(compile=compile, batched=batched)
     check_tolerances(gtol=gtol, ftol=ftol)
-    for name, limit in (("maxiter", maxiter), ("max_nfev", max_nfev)):
-        if limit is not None:
-            check_whole(name, limit, 1)
+    counts = {"maxiter": maxiter, "max_nfev": max_nfev}
+    numeric.check_count("minimize", 1, **{k: x for k, x in counts.items() if x is not None})
     _check_pairs(x0, bounds)
     taken = solver_input("minimize", fun, x0, args, bounds, batched=batched)
     flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others

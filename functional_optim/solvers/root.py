@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import numeric, tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, programs, slots
-from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
+from functional_optim.solvers.arguments import check_tolerances, checked
 from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     SolverInput,
@@ -280,7 +280,7 @@ def _check_choices(method: Any, xtol: float, max_nfev: int | None) -> None:
         )
     check_tolerances(xtol=xtol)
     if max_nfev is not None:
-        check_whole("max_nfev", max_nfev, 1)
+        numeric.check_count("root", 1, max_nfev=max_nfev)
 
 
 def _check_square(fun: Callable[..., Any], x0: Any, args: Any, n: int, *, batched: bool) -> None:

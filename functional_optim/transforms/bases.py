@@ -16,7 +16,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
-from functional_optim.core.factory import Made, factory
+from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.storage import compute_dtype
 from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
 from functional_optim.linalg import eigh, tell_not_finite
@@ -54,7 +54,7 @@ class BasisFunctions(NamedTuple):
     view: MatrixView = MATRICES
 
 
-class Basis(Made, BasisFunctions):
+class Basis(Reconstructible, BasisFunctions):
     """How the basis of a matrix, or of a tensor with more dimensions, is computed and renewed, for
     `in_basis`.
 

@@ -314,7 +314,7 @@ class SweepRuns:
                         raise
                     ways.pop()
                     if isinstance(error, kernels.NoCompiler):
-                        kernels.tell_failed("torch.compile failed", error)
+                        kernels.warn_failed("torch.compile failed", error)
                     else:
                         said = text.format(kernels.line(error))
             if said:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from functional_optim import measures
-from functional_optim.core.factory import Made
+from functional_optim.core.factory import Reconstructible
 
 NORMS = ("grad_norm", "update_norm", "param_norm")
 MODEL = "the model"
@@ -121,7 +121,9 @@ def _norm_of_all(norms: Iterable[Series]) -> Series:
 def check_records(records: Any) -> None:
     """Raise an error unless these are records of numbers."""
     advice = "append a dict at each step that is recorded, e.g. {'loss': loss.item(), ...}"
-    if isinstance(records, (str, bytes, Mapping, Made)) or not isinstance(records, Sequence):
+    if isinstance(records, (str, bytes, Mapping, Reconstructible)) or not isinstance(
+        records, Sequence
+    ):
         raise TypeError(
             f"report takes a list of dicts, but got a {type(records).__name__}; {advice}."
         )

@@ -54,6 +54,15 @@ def one_step(opt: Any) -> Any:
     return opt.step(lambda: torch.ones(()))
 
 
+def changed(opt: Any, **hyper: Any) -> None:
+    """A step with other hyperparameters than the step before."""
+    for more in ({}, hyper):
+        opt.param_groups[0].update(more)
+        for p in opt.param_groups[0]["params"]:
+            p.grad = torch.ones(3)
+        opt.step()
+
+
 def scheduled(opt: Any) -> Any:
     return torch.optim.lr_scheduler.StepLR(opt, 3)
 
@@ -129,6 +138,10 @@ TYPES = [
     (lambda: tolerant(optimizer=adapters.GaussNewton([p()])), "several trial points"),
     (lambda: tolerant(optimizer=tolerant()), "already"),
     (lambda: fo.prodigy(betas=(0.9,)), "pair of numbers"),
+    (lambda: changed(adapters.AdamW([p()]), lr="x"), "a schedule as lr, but got 'x'"),
+    (lambda: changed(adapters.Lion([p()]), lr=[1.0]), "a schedule as lr, but got a tuple"),
+    (lambda: changed(of(lambda rate: fo.sgd(rate), rate=0.1), rate=None), "as lr, but got None"),
+    (lambda: changed(of(fo.adamw), lr="x", weight_decay=-1.0), "as lr, but got 'x'"),
     (lambda: fo.dadapt_adam(betas=(0.9,)), "pair of numbers"),
 ]
 
@@ -146,10 +159,10 @@ VALUES = [
     (lambda: adapters.Optimizer([p()], parted), "pass model.named_parameters()"),
     (lambda: fo.adamw(0.1).update(TREE, fo.adamw(0.1).init(TREE)), "update(grads, state, params)"),
     (lambda: fo.adamw(0.1).update(TREE, fo.sgd(0.1).init(TREE), TREE), "this chain's own init"),
-    (lambda: adapters.LBFGS([p()], history_size=0), "history_size must be an integer"),
-    (lambda: adapters.LBFGS([p()], history_size=2.5), "history_size must be an integer"),
-    (lambda: adapters.LBFGS([p()], max_iter=-1), "max_iter must be an integer"),
-    (lambda: adapters.LBFGS([p()], max_eval=-1), "max_eval must be an integer of at least"),
+    (lambda: adapters.LBFGS([p()], history_size=0), "a whole number of 1 or more for history_size"),
+    (lambda: adapters.LBFGS([p()], history_size=2.5), "1 or more for history_size, but got 2.5"),
+    (lambda: adapters.LBFGS([p()], max_iter=-1), "a whole number of 0 or more for max_iter"),
+    (lambda: adapters.LBFGS([p()], max_eval=-1), "a whole number of 0 or more for max_eval"),
     (lambda: one_step(adapters.LBFGS([{"params": []}])), "nothing to optimize"),
     (
         lambda: adapters.SSBroyden([p()]).load_state_dict(adapters.SSBFGS([p()]).state_dict()),
@@ -182,6 +195,9 @@ KEYS = [
     (lambda: scheduled(copy.deepcopy(adapters.SSBroyden([p()]))), "leave out the LR scheduler"),
     (lambda: scheduled(reloaded(adapters.SSBFGS([p()]))), "leave out the LR scheduler"),
     (lambda: scheduled(adapters.LevenbergMarquardt([p()])), "it has damping, geodesic"),
+    (lambda: scheduled(of(fo.params_ema, decay=0.9)), "lr; it has decay; give the recipe an arg"),
+    (lambda: scheduled(reloaded(of(lambda: fo.sgd(0.1)))), "it has none; give the recipe an arg"),
+    (lambda: scheduled(copy.deepcopy(of(fo.sign))), "argument lr, or leave out the LR scheduler"),
     (lambda: adapters.AdamW([{"param": [p()]}]), "under the key params; it has param"),
 ]
 KINDS = ((TypeError, TYPES), (ValueError, VALUES), (AttributeError, NAMES), (KeyError, KEYS))

@@ -150,9 +150,9 @@ def test_max_eval_begins_no_iteration(name):
 def test_bad_calls_change_nothing(name):
     make, obj = MAKE[name]
     for how in ({"max_iter": 0}, {"max_iter": 2.5}, {"max_eval": 0}):
-        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        with pytest.raises(ValueError, match=f"{name} needs a whole number of 1 or more for max_"):
             make(**how)
-        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        with pytest.raises(ValueError, match=f"{name} needs a whole number of 1 or more for max_"):
             obj([torch.ones(2, requires_grad=True)], **how)
     for how in ({"tolerance_grad": -1.0}, {"tolerance_change": float("nan")}):
         with pytest.raises(ValueError, match="must be 0 or more"):
@@ -166,8 +166,10 @@ def test_bad_calls_change_nothing(name):
         tx.update(grads, state, x, value=value * torch.nan, value_and_grad=value_and_grad)
     with pytest.raises(ValueError, match="a state for 4 parameters, but there are 3"):
         tx.update(grads[:3], state, x[:3], **more)
-    with pytest.raises(TypeError, match="own init returned"):
-        tx.update(grads, fo.lbfgs().init(x), x, **more)
+    (other,) = [methods[0] for key, methods in MAKE.items() if key != name]
+    for wrong in (fo.lbfgs().init(x), other().init(x)):
+        with pytest.raises(TypeError, match=f"of {name} got a .*State; pass .* own init returned"):
+            tx.update(grads, wrong, x, **more)
     with pytest.raises(TypeError, match=r"return \(value, gradients\)"):
         tx.update(grads, state, x, value=value, value_and_grad=lambda x: value)
     with pytest.raises(ValueError, match="one number"):

@@ -150,7 +150,7 @@ def test_estimators_say_what_they_need():
     w = torch.ones(2)
     with pytest.raises(ValueError, match="loss function that returns one real number"):
         estimators.hutchinson(lambda w: w)(w, 0)
-    with pytest.raises(ValueError, match="integer of 1 or more as samples, but got 0"):
+    with pytest.raises(ValueError, match="a whole number of 1 or more for samples, but got 0"):
         estimators.hutchinson(torch.sum, samples=0)
     with pytest.raises(ValueError, match=r"needs logits of shape .*, but got no tensor"):
         estimators.gauss_newton_bartlett(lambda w: 1.0)(w, 0)

@@ -11,7 +11,7 @@ from helpers import assert_same, make_grads
 
 import functional_optim as fo
 from functional_optim import schedules, search
-from functional_optim.core.factory import Made
+from functional_optim.core.factory import Reconstructible
 
 
 def pickled(x):
@@ -87,7 +87,7 @@ def test_every_public_factory_records_its_call(name):
     assert make.__wrapped__
     for known, thing in EXAMPLES.items():
         if known.rpartition("-")[0] == name:
-            assert isinstance(thing, Made)
+            assert isinstance(thing, Reconstructible)
             assert thing.made.factory is make
 
 

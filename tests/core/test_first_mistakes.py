@@ -389,7 +389,7 @@ def test_one_learning_rate_a_leaf_is_fine():
 # ---------------------------------------------------------------- patterns that fit no leaf
 @pytest.fixture(autouse=True)
 def untold(monkeypatch):
-    monkeypatch.setattr(callers, "_told", set())
+    monkeypatch.setattr(callers, "_warned", set())
 
 
 def whole(tx):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import functional_optim as fo
-from functional_optim.kernels import levels, toolchain
+from functional_optim.kernels import isa_levels, toolchain
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +55,7 @@ def dist(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
     (folder / "recipes.py").write_text(RECIPES)
-    here = [level.name for level in levels.fitting()][-1:]
+    here = [level.name for level in isa_levels.fitting()][-1:]
     options = ["--out", str(folder), "--recipes", str(folder / "recipes.py"), "--levels", *here]
     command = [sys.executable, str(source / "release" / "wheel.py"), *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -120,7 +120,7 @@ def test_a_wheel_works_where_nothing_else_is(dist, tmp_path):
 
 
 needs_a_level = pytest.mark.skipif(
-    not levels.fitting(), reason="kernels are shipped for x86-64-v3 and better"
+    not isa_levels.fitting(), reason="kernels are shipped for x86-64-v3 and better"
 )
 
 
@@ -168,19 +168,19 @@ def test_a_level_that_does_not_exist_is_told(monkeypatch, name):
     monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", name)
     words = rf"FUNCTIONAL_OPTIM_LEVEL is '{name}', which is no level.* are x86-64-v4, x86-64-v3"
     with pytest.raises(ValueError, match=words):
-        levels.chosen()
+        isa_levels.chosen()
 
 
 def test_a_kernel_for_a_level_has_one_name_on_all_its_processors(monkeypatch):
-    best, other = levels.LEVELS
+    best, other = isa_levels.LEVELS
     monkeypatch.delenv("FUNCTIONAL_OPTIM_LEVEL", raising=False)
-    monkeypatch.setattr(levels, "features", lambda: best.features | {"amx"})
+    monkeypatch.setattr(isa_levels, "features", lambda: best.features | {"amx"})
     own, *found = toolchain.names_of("text")
     assert len({own.partition("-")[0], *found}) == 3
-    monkeypatch.setattr(levels, "features", lambda: best.features)
+    monkeypatch.setattr(isa_levels, "features", lambda: best.features)
     assert toolchain.names_of("text")[1:] == found
     assert toolchain.names_of("text")[0] != own
-    monkeypatch.setattr(levels, "features", lambda: other.features)
+    monkeypatch.setattr(isa_levels, "features", lambda: other.features)
     assert toolchain.names_of("text")[1:] == found[1:]
     monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", other.name)  # as the process that compiles it
     (name,) = toolchain.names_of("text")
@@ -192,5 +192,5 @@ def test_a_kernel_for_a_level_has_one_name_on_all_its_processors(monkeypatch):
     [("", ["x86-64-v4", "x86-64-v3"]), ("avx512bw", ["x86-64-v3"]), ("movbe", [])],
 )
 def test_a_level_needs_all_its_instructions(monkeypatch, lacking, left):
-    monkeypatch.setattr(levels, "features", lambda: levels.LEVELS[0].features - {lacking})
-    assert [level.name for level in levels.fitting()] == left
+    monkeypatch.setattr(isa_levels, "features", lambda: isa_levels.LEVELS[0].features - {lacking})
+    assert [level.name for level in isa_levels.fitting()] == left

@@ -71,7 +71,7 @@ def test_what_was_begun_before_is_waited_for(compiler, monkeypatch):
 
 def test_what_another_process_is_building_is_left_to_it(compiler, monkeypatch):
     taken, other = source(1), source(2)
-    with disk_cache.turn(toolchain.name_of(taken.text)):
+    with disk_cache.build_lock(toolchain.name_of(taken.text)):
         libraries.prefetch([taken, other])
         assert compiler.kernels() == 1
     assert answer(libraries.library(other)) == 2

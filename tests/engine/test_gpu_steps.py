@@ -410,7 +410,7 @@ def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
     fault(gpu, monkeypatch)
     monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a first process
     monkeypatch.setattr(disk_cache, "read", lambda name: None)
-    monkeypatch.setattr(callers, "_told", set())
+    monkeypatch.setattr(callers, "_warned", set())
     print_triton.source_of.cache_clear()
     params = params_on(fake.DEVICE)
     strict = adapters.AdamW(params, compile="strict")
@@ -420,7 +420,7 @@ def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="a strict step must be compiled"):
             strict.step()
-    callers._told.clear()
+    callers._warned.clear()
     alike(state_of(strict, params), before)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -20,7 +20,7 @@ from helpers import clone, run
 
 import functional_optim as fo
 from functional_optim import cache, kernels
-from functional_optim.kernels import disk_cache, levels, libraries, toolchain
+from functional_optim.kernels import disk_cache, isa_levels, libraries, toolchain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
 
@@ -125,7 +125,7 @@ import os, signal
 from pathlib import Path
 from functional_optim.kernels import disk_cache as store
 Path.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-with store.turn("a.so"):
+with store.build_lock("a.so"):
     store.keep("a.so", b"code")
 """
 
@@ -136,7 +136,7 @@ def test_a_killed_writer_leaves_nothing_to_load_and_no_lock(here, tmp_path):
     assert len(names(here)) == 2  # the lock's file, and what was written
     assert disk_cache.find("a.so") is None
     begun = time.monotonic()
-    with disk_cache.turn("a.so"):
+    with disk_cache.build_lock("a.so"):
         assert time.monotonic() - begun < 5
     (left,) = here.glob("new-*")
     assert whole("b.so")
@@ -177,8 +177,8 @@ def test_a_name_says_what_a_kernel_depends_on_and_nothing_else(monkeypatch, tmp_
         assert toolchain.name_of(text) == before
     assert toolchain.name_of(text + " ") != before
     with monkeypatch.context() as patch:
-        more = levels.features() | {"sse9"}
-        patch.setattr(levels, "features", lambda: more)
+        more = isa_levels.features() | {"sse9"}
+        patch.setattr(isa_levels, "features", lambda: more)
         assert toolchain.name_of(text).partition("-")[0] != own
     monkeypatch.setenv("CXX", str(other))
     found, _, compiler = toolchain.name_of(text).partition("-")

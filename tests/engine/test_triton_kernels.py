@@ -106,7 +106,7 @@ def test_the_recipes_without_kernels_are_those_of_the_list() -> None:
 def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they have kernels or not; a kernel that cannot be used would be told."""
     told: list[str] = []
-    monkeypatch.setattr("functional_optim.kernels.tell", told.append)
+    monkeypatch.setattr("functional_optim.kernels.warn_once", told.append)
     with on_host(Host()) as host:
         assert not [*undeclared.outcomes(undeclared.ROWS[name], ["together"], ["fo.compile"])]
     assert not told

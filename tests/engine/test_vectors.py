@@ -13,11 +13,11 @@ from undeclared import ROWS
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import levels, toolchain
+from functional_optim.kernels import isa_levels, toolchain
 
 pytestmark = pytest.mark.skipif(
     not any("g++" in word and "clang" not in word for word in toolchain.command()[:1])
-    or "avx2" not in levels.features(),
+    or "avx2" not in isa_levels.features(),
     reason="the report is that of g++, about processors with AVX2",
 )
 

@@ -25,7 +25,7 @@ COMPILE = torch.compile
 def no_graphs(monkeypatch):
     """As if this process had compiled no step, and warned of nothing."""
     monkeypatch.setattr(graph_step, "_shared", {})
-    monkeypatch.setattr(callers, "_told", set())
+    monkeypatch.setattr(callers, "_warned", set())
 
 
 class Counter:

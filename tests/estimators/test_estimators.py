@@ -303,7 +303,7 @@ def test_bad_input_raises_at_once():
     for make, match in (
         (lambda: fo.spsa(c=0.0), "positive c, but got 0.0"),
         (lambda: fo.spsa(gamma=-1.0), "gamma of 0 or more"),
-        (lambda: fo.spsa(samples=0), "integer of 1 or more as samples"),
+        (lambda: fo.spsa(samples=0), "a whole number of 1 or more for samples"),
         (lambda: fo.mezo(eps=-1.0), "positive eps"),
         (lambda: fo.mezo(samples=1.5), "as samples, but got 1.5"),
         (lambda: fo.es_gradient(5), "even population, but got 5"),

@@ -142,8 +142,8 @@ a record of a call changes with the dict that it was given
 + pass
 ? core/test_copies.py -k record
 a copied recipe of local functions keeps the old tensor
-- kept = isinstance(value, (Tensor, Made, FunctionType, tuple))
-+ kept = isinstance(value, (Made, FunctionType, tuple))
+- kept = isinstance(value, (Tensor, Reconstructible, FunctionType, tuple))
++ kept = isinstance(value, (Reconstructible, FunctionType, tuple))
 ? core/test_copies.py -k tensor
 = functional_optim/core/calls.py
 a string passes for a flag
@@ -187,8 +187,8 @@ infinity is no maximum beside a NaN
 + return a if a >= b else b
 ? core/test_numeric.py -k maximum
 True is a count
-- if isinstance(x, bool) or not isinstance(x, int) or x < least:
-+ if not isinstance(x, int) or x < least:
+- whole = type(x) is int or (isinstance(x, Integral) and not isinstance(x, bool))
++ whole = isinstance(x, Integral)
 ? core/test_refused_calls.py
 = functional_optim/measures.py
 the cosine of a step that goes down is negative

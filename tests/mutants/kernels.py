@@ -93,7 +93,7 @@ a strict step takes what could not be built
 + let_through(partial(_made, wanted, False))
 ? engine/test_without_kernels.py -k strict_step
 a kernel that cannot be built is passed over without a word
--         tell_failed("no kernel can be built here", found)
+-         warn_failed("no kernel can be built here", found)
 -
 +
 ? engine/test_without_kernels.py -k told_once
@@ -103,7 +103,7 @@ what was built is not kept
 +     return native
 ? engine/test_kernel_store.py -k kept_once
 processes that start at once build the same kernel
-- pending.turns = turns.pop_all()
+- pending.locks = locks.pop_all()
 + pass
 ? engine/test_kernel_store.py -k start_at_once
 = functional_optim/kernels/disk_cache.py
@@ -221,7 +221,7 @@ a strict whole step falls back
 + pass
 ? engine/test_whole_steps.py -k strict
 a whole step that cannot be compiled says nothing
--         kernels.tell_failed(
+-         kernels.warn_failed(
 -             "torch.compile failed",
 -             failure,
 -             "; the steps of this transformation run eagerly",

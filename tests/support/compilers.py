@@ -33,7 +33,7 @@ def answer(native: Any) -> int:
 def forget(monkeypatch: Any) -> None:
     """As if this process had built no library, tried no compiler, and warned of nothing."""
     monkeypatch.setattr(libraries, "_built", {})
-    monkeypatch.setattr(callers, "_told", set())
+    monkeypatch.setattr(callers, "_warned", set())
     monkeypatch.setattr(toolchain, "_known", {})
     disk_cache._checked.cache_clear()
 

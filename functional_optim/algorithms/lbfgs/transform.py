@@ -32,7 +32,6 @@ from functional_optim.core.base import GradientTransformation, check_grads, repl
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.engine.graphs import TorchCompiled
-from functional_optim.solvers.arguments import check_whole
 from functional_optim.transforms.scaling import check_lr
 
 ValueAndGrad = Callable[[Any], tuple[Tensor, Any]]
@@ -110,7 +109,7 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
         >>> bool(w.abs().max() < 1e-5)
         True
     """
-    check_whole("history_size", history_size, 1)
+    numeric.check_count("scale_by_lbfgs", 1, history_size=history_size)
 
     def init(params: Any) -> ScaleByLbfgsState:
         flat = Ravel(params)
@@ -224,7 +223,7 @@ def lbfgs(
         43
     """
     check_lr(lr)
-    check_whole("history_size", history_size, 1)
+    numeric.check_count("lbfgs", 1, history_size=history_size)
     if callable(lr):
         raise TypeError(
             "lr must be a number or a 0-dim tensor; for a schedule call lbfgs again at every step, "
@@ -235,9 +234,9 @@ def lbfgs(
             f"only 'strong_wolfe' is supported as line_search_fn, or None, but got "
             f"{line_search_fn!r}."
         )
+    numeric.check_count("lbfgs", 0, max_iter=max_iter)
     most = max_iter * 5 // 4 if max_eval is None else max_eval
-    check_whole("max_iter", max_iter, 0)
-    check_whole("max_eval", most, 0)
+    numeric.check_count("lbfgs", 0, max_eval=most)
     tolerances = (tolerance_grad, tolerance_change)
 
     def init(params: Any) -> LbfgsState:
@@ -341,7 +340,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
         except Exception as error:
             if not kernels.is_compile_error(error):
                 raise
-            kernels.tell_failed("a transition of lbfgs cannot be compiled", error)
+            kernels.warn_failed("a transition of lbfgs cannot be compiled", error)
             return run_eagerly(settings, run, evaluate, early_exit=True)
     return run
 

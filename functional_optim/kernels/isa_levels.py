@@ -1,7 +1,8 @@
-"""Kernels for other processors than this one, by levels of instructions.
+"""Kernels for other processors than this one, by ISA levels.
 
-A kernel is compiled for the very processor that it is kept on. For other machines, or for a wheel,
-it is compiled for a level that many processors have; it is looked for where nothing better is kept.
+A kernel is compiled for the processor on which it is cached. For other machines, or for a wheel, it
+is compiled for an ISA level that many processors have. Such a kernel is used if the cache has no
+better one.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 PREBUILT = Path(__file__).parent.parent / "prebuilt"
-"""Where a wheel has the kernels that it brings; only wheels for one kind of machine have any."""
+"""The folder of the kernels in a wheel; only wheels for one kind of machine have any."""
 
 VARIABLE = "FUNCTIONAL_OPTIM_LEVEL"
-"""In the environment: the level that this process compiles for, instead of for its processor."""
+"""The environment variable with the level for which to compile, instead of this processor."""
 
 
 class Level(NamedTuple):
-    """What a processor must have.
+    """An ISA level: what a processor must support.
 
-    name: as the compiler's -march knows it. features: as Linux lists them.
+    name: of the compiler's -march. features: as Linux lists them.
     """
 
     name: str
@@ -48,15 +49,15 @@ def features() -> frozenset[str]:
 
 
 def fitting() -> list[Level]:
-    """The levels that this processor has, the best first."""
+    """The levels that this processor supports, the best first."""
     return [x for x in LEVELS if x.features <= features()]
 
 
 def chosen() -> Level | None:
-    """The level that this process compiles for; None for its own processor.
+    """The level for which this process compiles; None: its own processor.
 
     Raises:
-        ValueError: if there is no such level, or this processor cannot try its kernels.
+        ValueError: for an unknown level, or one that this processor does not support.
     """
     name = os.environ.get(VARIABLE, "")
     for level in fitting():
