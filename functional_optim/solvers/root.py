@@ -12,9 +12,8 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
-from functional_optim.solvers import broyden, newton, programs, slots
+from functional_optim.solvers import broyden, newton, programs
 from functional_optim.solvers.arguments import check_tolerances, check_whole, checked
-from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     SolverInput,
     check_compile,
@@ -25,7 +24,7 @@ from functional_optim.solvers.given import (
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
-from functional_optim.solvers.problems import OneProblem, Problem
+from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
@@ -180,7 +179,11 @@ def root(
         how = {"compile": compile, "callback": callback, "return_history": return_history}
         found, history = _by_squares(fun, taken, rules, problem, data, how)
     else:
-        found = _by_steps(method, rules, problem, taken.x, data, watch, compile=compile)
+        known = newton if method == "newton" else broyden
+        size = (problem.m + 1) * problem.m
+        found = programs.run(
+            method, known, rules, problem, taken.x, data, watch.seer, size, compile=compile
+        )
         history = watch.history()
     if not batched and int(found.status) == -1:
         raise ValueError(
@@ -197,40 +200,6 @@ def root(
 
 def _seen(s: Found) -> tuple[Tensor, Tensor]:
     return s.x, 0.5 * (s.F * s.F).sum(-1)
-
-
-def _by_steps(
-    method: Method, rules: newton.NewtonRules, problem: Problem, x: Tensor,
-    data: newton.NewtonData, watch: Watch, *, compile: bool,
-) -> Found:  # fmt: skip
-    """Solve, without autograd."""
-    known: Any = newton if method == "newton" else broyden
-    if compile:
-        key = (method, key_of(problem.fun), problem.one.layout, rules)
-        make = partial(_recordable, known, rules, problem)
-        found = programs.solve(key, make, problem.single, x, data.args, data, watch.seer)
-        if found is not None:
-            return found
-        problem.graph = in_blocks(key[:-1], problem.together)
-
-    def begin(x: Tensor, own: newton.NewtonData) -> Any:
-        return known.start(rules, problem, x, own)
-
-    def step(s: Any, own: newton.NewtonData) -> Any:
-        return known.advance(rules, problem, s, own)
-
-    alone = not problem.batched
-    most = 1 if alone else slots.capacity((problem.m + 1) * problem.m)
-    with torch.no_grad():
-        return slots.run(begin, step, x, data, most, alone=alone, see=watch.seer)
-
-
-def _recordable(
-    known: Any, rules: newton.NewtonRules, problem: Problem, evaluate: programs.Evaluate
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Start and step of one problem of a batch."""
-    one = OneProblem(problem, evaluate)
-    return partial(known.start, rules, one), partial(known.advance, rules, one)
 
 
 def _by_squares(
