@@ -217,8 +217,9 @@ def least_squares(
     )  # fmt: skip
     name, size = ("least_squares", m), (one.size + 1) * m
     found = programs.run(
-        name, loop, rules, problem, x, data, watch.seer, size, compile=compile, whole=True
-    )
+        name, loop, rules, problem, x, taken.own, data, watch.seer, size, compile=compile,
+        whole=True,
+    )  # fmt: skip
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
         raise ValueError(
             "residuals, or their Jacobian, are not finite at x0; start elsewhere, or bound the "

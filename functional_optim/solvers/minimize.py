@@ -204,8 +204,8 @@ def minimize(
     n = one.size
     size = n * (n if rules.method in DENSE else 2 * HISTORY) + 20 * n
     found = programs.run(
-        "minimize", descent, rules, objective, x, data, watch.seer, size, compile=compile,
-        recorded=rules.method != "newton-cg",
+        "minimize", descent, rules, objective, x, taken.own, data, watch.seer, size,
+        compile=compile, recorded=rules.method != "newton-cg",
     )  # fmt: skip
     if not batched and int(found.status) == -1:
         raise ValueError(

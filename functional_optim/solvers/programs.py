@@ -41,7 +41,7 @@ _known: OrderedDict[Any, Known] = OrderedDict()
 
 
 def run(
-    name: Any, solver: Any, rules: Any, problem: Any, x: Tensor, data: Any,
+    name: Any, solver: Any, rules: Any, problem: Any, x: Tensor, args: Any, data: Any,
     see: Callable[[Tensor, Any], Any] | None, size: int, *, compile: bool, whole: bool = False,
     recorded: bool = True,
 ) -> Any:  # fmt: skip
@@ -54,7 +54,8 @@ def run(
         rules: the settings of the solver.
         problem: a `Problem` or an `Objective`.
         x: (B, n).
-        data: all data of the solver; `data.args` are the arguments of the user's function.
+        args: the arguments of the user's function.
+        data: all data of the solver, also these arguments.
         see: as in `slots.run`.
         size: the number of elements of a problem.
         compile: compile a library; where none solves the problems, compile evaluations.
@@ -69,7 +70,7 @@ def run(
     if compile:
         key = (name, key_of(problem.fun), problem.one.layout, rules)
         make, single = (lambda evaluate: of(problem.of_one(evaluate))), problem.single
-        found = solve(key, make, single, x, data.args, data, see) if recorded else None
+        found = solve(key, make, single, x, args, data, see) if recorded else None
         if found is not None:
             return found
         if whole:

@@ -171,19 +171,19 @@ def root(
     problem = Problem(taken.fun, one, one.size, batched=batched)
     floor = 10 * torch.finfo(flat.dtype).eps
     rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
-    data = newton.NewtonData(taken.own)
     watch = Watch(
         callback, history=return_history, look=_seen, flat=flat, x=taken.x, batched=batched
     )
     if method == "lm":
         how = {"compile": compile, "callback": callback, "return_history": return_history}
-        found, history = _by_squares(fun, taken, rules, problem, data, how)
+        found, history = _by_squares(fun, taken, rules, problem, how)
     else:
         known = newton if method == "newton" else broyden
         size = (problem.m + 1) * problem.m
         found = programs.run(
-            method, known, rules, problem, taken.x, data, watch.seer, size, compile=compile
-        )
+            method, known, rules, problem, taken.x, taken.own, taken.own, watch.seer, size,
+            compile=compile,
+        )  # fmt: skip
         history = watch.history()
     if not batched and int(found.status) == -1:
         raise ValueError(
@@ -204,7 +204,7 @@ def _seen(s: Found) -> tuple[Tensor, Tensor]:
 
 def _by_squares(
     fun: Callable[..., Any], taken: SolverInput, rules: newton.NewtonRules, problem: Problem,
-    data: newton.NewtonData, how: dict[str, Any],
+    how: dict[str, Any],
 ) -> tuple[newton.NewtonProgress, IterateHistory | None]:  # fmt: skip
     """The least sum of squares, which must be a root: Newton's next step is short there."""
     found = least_squares(
@@ -213,7 +213,7 @@ def _by_squares(
     )  # fmt: skip
     with torch.no_grad():
         x = taken.flat.vector(found.x).reshape(-1, problem.m)
-        F, columns = newton.evaluated(problem, x, data)
+        F, columns = newton.evaluated(problem, x, taken.own)
         p = newton.solved(columns, -F)
         near = math.sqrt(rules.xtol)
         zero = (F == 0).all(-1)
