@@ -205,7 +205,7 @@ def minimize(
     size = n * (n if rules.method in DENSE else 2 * HISTORY) + 20 * n
     found = programs.run(
         "minimize", descent, rules, objective, x, taken.own, data, watch.seer, size,
-        compile=compile, recorded=rules.method != "newton-cg",
+        compile=compile, library=rules.method != "newton-cg",
     )  # fmt: skip
     if not batched and int(found.status) == -1:
         raise ValueError(

@@ -1,10 +1,9 @@
-"""Solvers of many problems as one program in C++, from a recording of one problem."""
+"""Solvers of many problems: as one program in C++, from a recording of one problem, or in slots."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +42,7 @@ _known: OrderedDict[Any, Known] = OrderedDict()
 def run(
     name: Any, solver: Any, rules: Any, problem: Any, x: Tensor, args: Any, data: Any,
     see: Callable[[Tensor, Any], Any] | None, size: int, *, compile: bool, whole: bool = False,
-    recorded: bool = True,
+    library: bool = True,
 ) -> Any:  # fmt: skip
     """The final states of all problems, solved without autograd.
 
@@ -60,17 +59,22 @@ def run(
         size: the number of elements of a problem.
         compile: compile a library; where none solves the problems, compile evaluations.
         whole: compile whole steps instead of evaluations.
-        recorded: whether a library may solve the problems.
+        library: whether a library may solve the problems.
     """
 
+    start, advance = solver.start, solver.advance
+
     def of(problem: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return partial(solver.start, rules, problem), partial(solver.advance, rules, problem)
+        return (
+            lambda x, own: start(rules, problem, x, own),
+            lambda s, own: advance(rules, problem, s, own),
+        )
 
     begin, step = of(problem)
     if compile:
         key = (name, key_of(problem.fun), problem.one.layout, rules)
         make, single = (lambda evaluate: of(problem.of_one(evaluate))), problem.single
-        found = solve(key, make, single, x, args, data, see) if recorded else None
+        found = solve(key, make, single, x, args, data, see) if library else None
         if found is not None:
             return found
         if whole:
