@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
+
+T = TypeVar("T")
+
+APART = ("lr", "method")
+"""Hyperparameters that the object itself reads."""
 
 
 class JointOptimizer(OptimizerBase):
@@ -19,15 +23,25 @@ class JointOptimizer(OptimizerBase):
 
     All groups have the same hyperparameters. Parameters that do not require gradients do not
     change. The state is stored with the first trainable parameter.
+
+    recipe: the function that makes the transformation, of all hyperparameters except those in
+    `APART`.
     """
 
     keeps_trees = False
+    recipe: ClassVar[Callable[..., base.GradientTransformation]]
 
-    def _construct(self, params: ParamsT, hyper: dict[str, Any]) -> None:
-        check_arguments(type(self).__name__, params)
-        check_iterable(type(self).__name__, params)
+    def _construct(self, arguments: dict[str, Any]) -> None:
+        """Call torch's constructor. arguments: those of the subclass, by name."""
+        hyper = {k: x for k, x in arguments.items() if k not in ("self", "params")}
+        check_arguments(type(self).__name__, arguments["params"])
+        check_iterable(type(self).__name__, arguments["params"])
         self.compile, self.stored, self.capturable = False, None, False
-        super().__init__(params, hyper)
+        super().__init__(arguments["params"], hyper)
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation of a group's hyperparameters."""
+        return type(self).recipe(**{x: group[x] for x in self.defaults if x not in APART})
 
     def _moving(self) -> list[Tensor]:
         """The trainable parameters."""
@@ -76,3 +90,29 @@ def check_moving(moving: Collection[Any]) -> None:
     """Raise RuntimeError if nothing can be stepped."""
     if not moving:
         raise RuntimeError("no parameter requires gradients; there is nothing to step.")
+
+
+def checked_closure(who: str, closure: Any) -> Callable[[], Any]:
+    """The closure of a step, which needs one that computes the loss and its gradients."""
+    if not callable(closure):
+        raise TypeError(
+            f"{who} evaluates the loss several times, so step needs a closure: a function that "
+            "clears the gradients, computes the loss, calls its backward, and returns it."
+        )
+    return closure
+
+
+def undone(params: Sequence[Tensor], run: Callable[[list[tuple[Tensor, Tensor]]], T]) -> T:
+    """Call a function that evaluates a closure at several points; restore the parameters if it
+    raises an error.
+
+    run: receives the parameters with copies of their values; it empties the list where a later
+    error, such as an interrupt, must not undo the step.
+    """
+    before = [(p, p.detach().clone()) for p in params]
+    try:
+        return run(before)
+    except BaseException:
+        for p, value in before:
+            p.copy_(value)
+        raise

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
+from functional_optim.adapters.joint import checked_closure, undone
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
 from functional_optim.algorithms.lbfgs.transform import lbfgs
@@ -105,11 +106,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         Raises:
             TypeError: without a closure.
         """
-        if not callable(closure):
-            raise TypeError(
-                "LBFGS evaluates the loss several times, so step needs a closure: a function that "
-                "clears the gradients, computes the loss, calls its backward, and returns it."
-            )
+        closure = checked_closure("LBFGS", closure)
         if len(self.param_groups) != 1:
             raise AssertionError(
                 f"Expected exactly one param_group, but got {len(self.param_groups)}"
@@ -120,13 +117,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
 
     def _step_whole(self, closure: Callable[[], Any], group: dict[str, Any]) -> Any:
         flat = flat_of(group["params"])
-        before = [(p, p.detach().clone()) for p in flat.leaves]
-        try:
-            return self._run(closure, flat, before)
-        except BaseException:
-            for p, value in before:
-                p.copy_(value)
-            raise
+        return undone(flat.leaves, partial(self._run, closure, flat))
 
     def _run(
         self, closure: Callable[[], Any], flat: Ravel, before: list[tuple[Tensor, Tensor]]

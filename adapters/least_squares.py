@@ -112,7 +112,7 @@ class ResidualOptimizer(JointOptimizer):
 
         A step that raises an error changes nothing.
         """
-        if closure is None or not callable(closure):
+        if not callable(closure):
             raise TypeError(
                 f"{type(self).__name__} evaluates residuals, so step needs a closure: a function "
                 "that returns the residuals, or per_sample(...), and calls no backward."
@@ -210,17 +210,13 @@ class LevenbergMarquardt(ResidualOptimizer):
         tensor([2.0000, 0.7000], dtype=torch.float64, requires_grad=True), True)
     """
 
+    recipe = levenberg_marquardt
+
     def __init__(
         self, params: ParamsT, damping: numeric.Number = 1e-3, geodesic: bool = False,
         linear_solver: Kind = "auto", scaling: Scaling | None = "jac",
     ) -> None:  # fmt: skip
-        hyper = {"damping": damping, "geodesic": geodesic}
-        self._construct(params, {**hyper, "linear_solver": linear_solver, "scaling": scaling})
-
-    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """The transformation of a group's hyperparameters."""
-        names = ("damping", "geodesic", "linear_solver", "scaling")
-        return levenberg_marquardt(**{name: group[name] for name in names})
+        self._construct(locals())
 
 
 class Dogleg(ResidualOptimizer):
@@ -250,16 +246,13 @@ class Dogleg(ResidualOptimizer):
         tensor([1., 1.], dtype=torch.float64, requires_grad=True)
     """
 
+    recipe = dogleg
+
     def __init__(
         self, params: ParamsT, radius: float | None = None, linear_solver: Kind = "auto",
         scaling: Scaling | None = "jac",
     ) -> None:  # fmt: skip
-        hyper = {"radius": radius, "linear_solver": linear_solver, "scaling": scaling}
-        self._construct(params, hyper)
-
-    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """The transformation of a group's hyperparameters."""
-        return dogleg(group["radius"], group["linear_solver"], group["scaling"])
+        self._construct(locals())
 
 
 class GaussNewton(ResidualOptimizer):
@@ -288,17 +281,18 @@ class GaussNewton(ResidualOptimizer):
         tensor([1., 2.], requires_grad=True))
     """
 
+    recipe = scale_by_gauss_newton
+
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, damping: numeric.Hyper = 0.0,
         linear_solver: Kind = "auto",
     ) -> None:  # fmt: skip
-        hyper = {"lr": lr, "damping": damping, "linear_solver": linear_solver}
-        self._construct(params, hyper)
+        self._construct(locals())
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The direction of a group's hyperparameters."""
         numeric.check(lambda x: x >= 0.0, group["lr"], "Invalid learning rate: {}")
-        return scale_by_gauss_newton(group["damping"], group["linear_solver"])
+        return super().transform(group)
 
     def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
         lr = numeric.at(group["lr"], float(state.step))

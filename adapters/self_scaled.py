@@ -12,14 +12,17 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
 from functional_optim.adapters.base import with_hooks
-from functional_optim.adapters.joint import JointOptimizer, check_moving
+from functional_optim.adapters.joint import (
+    JointOptimizer,
+    check_moving,
+    checked_closure,
+    undone,
+)
 from functional_optim.adapters.lbfgs import check_undivided, number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
 from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel
-
-NAMES = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change")
 
 
 class SelfScaled(JointOptimizer):
@@ -29,9 +32,7 @@ class SelfScaled(JointOptimizer):
         self, params: ParamsT, max_iter: int = 20, max_eval: int | None = None,
         tolerance_grad: numeric.Number = 1e-7, tolerance_change: numeric.Number = 0.0,
     ) -> None:  # fmt: skip
-        given = (max_iter, max_eval, tolerance_grad, tolerance_change)
-        hyper = dict(zip(NAMES, given, strict=True))
-        self._construct(params, {**hyper, "method": type(self).__name__})
+        self._construct({**locals(), "method": type(self).__name__})
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make up to `max_iter` iterations.
@@ -51,12 +52,7 @@ class SelfScaled(JointOptimizer):
 
         A step that raises has changed nothing.
         """
-        if closure is None or not callable(closure):
-            raise TypeError(
-                f"{type(self).__name__} evaluates the loss several times, so step needs a closure: "
-                "a function that clears the gradients, computes the loss, calls its backward, and "
-                "returns it."
-            )
+        closure = checked_closure(type(self).__name__, closure)
         return base.unrecorded(self._step_whole, partial(base.recorded, closure))
 
     step = with_hooks(_step)
@@ -66,7 +62,6 @@ class SelfScaled(JointOptimizer):
         check_moving(moving)
         check_undivided(moving, type(self).__name__)
         tx = self.checked_transform(group, in_step=True)
-        before = [p.detach().clone() for p in moving]
         mesh = sharding.mesh_of(moving)
 
         def evaluated() -> tuple[Any, Tensor, list[Tensor]]:
@@ -84,18 +79,18 @@ class SelfScaled(JointOptimizer):
                 p.copy_(x)
             return evaluated()[1:]
 
-        try:
+        def run(kept: list[tuple[Tensor, Tensor]]) -> Any:
+            before = [x for _, x in kept]
             loss, value, grads = evaluated()
             grads = [g.clone() for g in grads]
             updates, state = tx.update(
                 grads, self._known(tx, before, moving[0]), before, value=value,
                 value_and_grad=value_and_grad,
             )  # fmt: skip
-        except BaseException:
-            for p, x in zip(moving, before, strict=True):
-                p.copy_(x)
-            raise
-        self._finish(moving, base.apply_updates(before, updates), state)
+            return loss, base.apply_updates(before, updates), state
+
+        loss, new, state = undone(moving, run)
+        self._finish(moving, new, state)
         return loss
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
@@ -158,9 +153,7 @@ class SSBFGS(SelfScaled):
         True
     """
 
-    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """The transformation of a group's hyperparameters."""
-        return ssbfgs(**{name: group[name] for name in NAMES})
+    recipe = ssbfgs
 
 
 class SSBroyden(SelfScaled):
@@ -195,6 +188,4 @@ class SSBroyden(SelfScaled):
         True
     """
 
-    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """The transformation of a group's hyperparameters."""
-        return ssbroyden(**{name: group[name] for name in NAMES})
+    recipe = ssbroyden

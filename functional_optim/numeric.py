@@ -432,6 +432,13 @@ def check_range(who: str, words: str, **values: Any) -> None:
         check(RANGES[words], x, f"{who} needs {what}, but got {{}}.")
 
 
+def check_torchs(words: str, **values: Any) -> None:
+    """`check_range`, with the message of torch.optim."""
+    for name, x in values.items():
+        called = "epsilon" if name == "eps" else name
+        check(RANGES[words], x, f"Invalid {called} value: {{}}")
+
+
 def check_least(who: str, least: int, **values: Any) -> None:
     """`check` that hyperparameters are at least as large as a number."""
     for name, x in values.items():

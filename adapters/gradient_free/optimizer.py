@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from functional_optim import numeric, tree
 from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.gradient_free.methods import Driver, Estimating, Recipe
+from functional_optim.adapters.joint import undone
 from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_keys
 from functional_optim.checkpoint.errors import misfit, refuse
@@ -207,39 +209,35 @@ class GradientFree(OptimizerBase):
                 "function that returns the loss at the current parameters."
             )
         driver = numeric.trusting(True, self.recipe, self._group())
-        return base.unrecorded(self._try_out, closure, driver)
+        return base.unrecorded(undone, self._params(), partial(self._try_out, closure, driver))
 
     step = with_hooks(_step)
 
-    def _try_out(self, closure: Callable[[], Any], driver: Driver) -> Tensor:
+    def _try_out(
+        self, closure: Callable[[], Any], driver: Driver, before: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """The step. before: the initial parameters, emptied once the step is done."""
         params = self._params()
-        before = [p.detach().clone() for p in params]
-        at = self._tree(before)
-        moved = list(zip(params, before, strict=True))  # to restore them if the step fails
+        at = self._tree([x for _, x in before])
         places = tree.leaves(self._tree(params))  # a dict's leaves are sorted by name
-        try:
-            state = self._state(driver, at)
-            n, leaf, asked = driver.ask(state, at)
-            losses = []
-            for i in range(n):
-                for j, p in enumerate(places):
-                    p.copy_(leaf(j)[i])
-                losses.append(number(evaluate(closure)))
-            fitness = torch.stack([x.to(state.seed.device, torch.float64) for x in losses])
-            new, state = driver.tell(fitness, asked, at)
-            kept = {**self.state.get(params[0], {}), **dict(tree.items(state))}
+        state = self._state(driver, at)
+        n, leaf, asked = driver.ask(state, at)
+        losses = []
+        for i in range(n):
+            for j, p in enumerate(places):
+                p.copy_(leaf(j)[i])
+            losses.append(number(evaluate(closure)))
+        fitness = torch.stack([x.to(state.seed.device, torch.float64) for x in losses])
+        new, state = driver.tell(fitness, asked, at)
+        kept = {**self.state.get(params[0], {}), **dict(tree.items(state))}
 
-            def write() -> None:
-                for p, value in zip(places, tree.leaves(new), strict=True):
-                    p.copy_(value)
-                self.state[params[0]] = kept
-                moved.clear()
-
-            held(write)
-        except BaseException:
-            for p, value in moved:
+        def write() -> None:
+            for p, value in zip(places, tree.leaves(new), strict=True):
                 p.copy_(value)
-            raise
+            self.state[params[0]] = kept
+            before.clear()
+
+        held(write)
         kind = losses[0].dtype if losses[0].is_floating_point() else torch.float64
         return worst_if_not_finite(fitness).min().to(kind)
 

@@ -50,8 +50,7 @@ def scale_by_adagrad(
         tensor([ 1., -1.])
     """
     start = initial_accumulator_value
-    numeric.check(lambda x: x >= 0.0, start, "Invalid initial_accumulator_value value: {}")
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    numeric.check_torchs("of 0 or more", initial_accumulator_value=start, eps=eps)
 
     def init(p: Tensor) -> AdagradSlots:
         return AdagradSlots(torch.full_like(p, start * (1 + 1j) if p.is_complex() else start))
@@ -101,7 +100,7 @@ def adagrad(
         tensor([0.9000, 1.1000])
     """
     check_lr(lr)
-    numeric.check(lambda x: x >= 0.0, lr_decay, "Invalid lr_decay value: {}")
+    numeric.check_torchs("of 0 or more", lr_decay=lr_decay)
 
     def decayed(count: Any) -> Any:
         return numeric.at(lr, count + 1) / (1 + count * numeric.at(lr_decay, count + 1))

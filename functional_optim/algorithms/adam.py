@@ -187,7 +187,7 @@ def adamw(
 def adam_numbers(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
     """The hyperparameters that Adam's variants share, or torch's error for one out of range."""
     pair = check_betas(betas)
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    numeric.check_torchs("of 0 or more", eps=eps)
     return {"betas": pair, "eps": eps}
 
 

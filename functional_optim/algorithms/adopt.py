@@ -56,7 +56,7 @@ def scale_by_adopt(
     """
     hyper = adam_numbers(betas, eps)
     hyper["clip_exponent"] = math.inf if clip_exponent is None else clip_exponent
-    numeric.check(lambda x: x >= 0.0, hyper["clip_exponent"], "Invalid clip_exponent value: {}")
+    numeric.check_torchs("of 0 or more", clip_exponent=hyper["clip_exponent"])
 
     init = zeros(AdamSlots)
 

@@ -62,7 +62,7 @@ def scale_by_gauss_newton(
         >>> tx.update(None, tx.init(w), w, residual_fn=lambda w: A @ w - b)[0]
         tensor([1., 2.])
     """
-    numeric.check(lambda x: x >= 0.0, damping, "Invalid damping value: {}")
+    numeric.check_torchs("of 0 or more", damping=damping)
     linear.check_kind(linear_solver)
 
     def init(params: Any) -> GaussNewtonState:

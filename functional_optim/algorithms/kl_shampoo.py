@@ -154,7 +154,7 @@ def kl_shampoo(
         tensor([[0.8000, 1.0000],
                 [1.0000, 0.9000]])
     """
-    numeric.check(lambda x: 0.0 <= x < 1.0, momentum, "Invalid momentum value: {}")
+    numeric.check_torchs("in [0, 1)", momentum=momentum)
     basis = kl_basis(
         shampoo_beta, precondition_frequency, init_factor, max_clamp_value, eps, refresh=refresh
     )

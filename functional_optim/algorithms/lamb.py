@@ -60,10 +60,7 @@ def scale_by_lars(
         tensor([0.0000, 0.5000])
     """
     hyper = {"weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}
-    for name, value in hyper.items():
-        numeric.check(
-            lambda x: x >= 0.0, value, f"scale_by_lars needs a {name} of 0 or more, but got {{}}."
-        )
+    numeric.check_range("scale_by_lars", "of 0 or more", **hyper)
 
     def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
         decay, k, eps = numbers

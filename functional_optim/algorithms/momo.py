@@ -160,7 +160,7 @@ def momo_adam(
     """
     check_lr(lr)
     numeric.check_range("momo_adam", "of 0 or more", weight_decay=weight_decay)
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    numeric.check_torchs("of 0 or more", eps=eps)
 
     def init(p: Tensor) -> MomoAdamSlots:
         return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])
@@ -204,11 +204,26 @@ def _model_step(
         return (p * m).sum(), (p * g).sum(), (m * u).sum()
 
     def scalars(t, carry, total, *, lr, weight_decay, lb, value, **betas):
-        moments = before(t, carry, **betas)
+        moments, unbias = before(t, carry, **betas), rho(t, **betas)
+        dot, new_dot, square = total
+        loss = numeric.lerp(carry.loss_avg, numeric.float64(value), moments[0])
+        grad_dot = numeric.lerp(carry.grad_dot, new_dot, moments[0])
         spread = 1 + lr * weight_decay
-        known = (value, moments[0], rho(t, **betas), lr, spread, lb)
-        rate, carried = _stepped(t, carry, total, *known)
-        return (*moments, rate, 1 / spread), carried
+        low = lb  # the minimum of the loss, or its estimate
+        if use_fstar:
+            low = numeric.where(t == 1, lb, carry.lb)
+            cap = spread * loss + dot - spread * grad_dot
+            reset = numeric.maximum(cap / (2 * spread * unbias), lb)
+            low = numeric.where(cap < spread * unbias * low, reset, low)
+        height = numeric.maximum(spread * (loss - unbias * low) + dot - spread * grad_dot, 0.0)
+        null = square == 0
+        longest = numeric.where(null, 0.0, height / numeric.where(null, 1.0, square))
+        rate = numeric.minimum(lr / unbias, longest)
+        numbers = (*moments, rate, 1 / spread)
+        if not use_fstar:
+            return numbers, MomoCarry(loss, grad_dot)
+        reached = (loss + dot - grad_dot - 0.5 * rate * square) / unbias
+        return numbers, MomoBoundCarry(loss, grad_dot, numeric.maximum(reached, lb))
 
     def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
         *moments, rate, shrink = numbers
@@ -221,51 +236,9 @@ def _model_step(
         scalars,
         before=before,
         reduce=reduce,
-        carry=_first(use_fstar),
+        carry=MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0),
         hyper=hyper,
         runs=Runs(shared=True),
         storage=Storage(nonnegative=nonnegative),
         name=name,
     )
-
-
-def _first(use_fstar: bool) -> Any:
-    """The initial carried scalars, in float64."""
-    return MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0)
-
-
-def _stepped(
-    t: Any,
-    carry: Any,
-    total: tuple[Any, Any, Any],
-    value: Any,
-    weight: Any,
-    rho: Any,
-    lr: Any,
-    spread: Any,
-    lb: Any,
-) -> tuple[Any, Any]:
-    """The step size, and the carried scalars.
-
-    total: ⟨p, m⟩, ⟨p, g⟩ and the square of the norm of m. weight: that of the new loss in its
-    average. rho: the bias correction of the averages. spread: 1 + lr · weight_decay. lb: the
-    minimum of the loss, or the initial estimate of it.
-    """
-    dot, new_dot, square = total
-    loss = numeric.lerp(carry.loss_avg, numeric.float64(value), weight)
-    grad_dot = numeric.lerp(carry.grad_dot, new_dot, weight)
-    estimates = type(carry) is MomoBoundCarry
-    low = lb
-    if estimates:
-        low = numeric.where(t == 1, lb, carry.lb)
-        cap = spread * loss + dot - spread * grad_dot
-        reset = numeric.maximum(cap / (2 * spread * rho), lb)
-        low = numeric.where(cap < spread * rho * low, reset, low)
-    height = numeric.maximum(spread * (loss - rho * low) + dot - spread * grad_dot, 0.0)
-    null = square == 0
-    longest = numeric.where(null, 0.0, height / numeric.where(null, 1.0, square))
-    rate = numeric.minimum(lr / rho, longest)
-    if not estimates:
-        return rate, MomoCarry(loss, grad_dot)
-    reached = (loss + dot - grad_dot - 0.5 * rate * square) / rho
-    return rate, MomoBoundCarry(loss, grad_dot, numeric.maximum(reached, lb))

@@ -233,7 +233,6 @@ def check_numbers(
 ) -> None:
     """Raise ValueError, naming an algorithm, for hyperparameters out of range."""
     check_lr(lr)
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
-    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
+    numeric.check_torchs("of 0 or more", eps=eps, weight_decay=weight_decay)
     numeric.check_range(who, "above 0", d0=d0)
     numeric.check_range(who, "of 1 or more", growth_rate=growth_rate)

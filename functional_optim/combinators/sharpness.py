@@ -111,7 +111,8 @@ def sam(
         tensor([-3.0600, -4.0800])
     """
     base.check_transformation("sam", tx, "sam(sgd(0.1, momentum=0.9))")
-    hyper = _checked("sam", rho, eps)
+    hyper = {"rho": rho, "eps": eps}
+    numeric.check_range("sam", "of 0 or more", **hyper)
 
     def scalars(t, total, *, rho, eps):
         return (rho / (numeric.sqrt(total[0]) + eps),)
@@ -162,8 +163,8 @@ def asam(
         tensor([-1.1000, -0.0000])
     """
     base.check_transformation("asam", tx, "asam(sgd(0.1, momentum=0.9))")
-    hyper = {**_checked("asam", rho, eps), "eta": eta}
-    numeric.check_range("asam", "of 0 or more", eta=eta)
+    hyper = {"rho": rho, "eps": eps, "eta": eta}
+    numeric.check_range("asam", "of 0 or more", **hyper)
 
     def before(t, *, eta):
         return (eta,)
@@ -184,9 +185,3 @@ def asam(
         name="asam",
     )  # fmt: skip
     return SharpnessAware(ascent, tx)
-
-
-def _checked(name: str, rho: numeric.Hyper, eps: numeric.Hyper) -> dict[str, numeric.Hyper]:
-    for what, x in (("rho", rho), ("eps", eps)):
-        numeric.check(lambda x: x >= 0.0, x, f"{name} needs a {what} of 0 or more, but got {{}}.")
-    return {"rho": rho, "eps": eps}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import modes
-from functional_optim.solvers.dense import Inverted
+from functional_optim.solvers.dense import DenseInverse, product
 from functional_optim.solvers.linear import none_of
 from functional_optim.solvers.quadratics import Quadratic
 
@@ -114,14 +114,14 @@ def cauchy(quadratic: Quadratic, x: Tensor, g: Tensor, box: Box) -> Cauchy:
     return Cauchy(z, slope, stopped, blocked)
 
 
-def minimizer(quadratic: Quadratic | Inverted, x: Tensor, g: Tensor, box: Box) -> Tensor:
+def minimizer(quadratic: Quadratic | DenseInverse, x: Tensor, g: Tensor, box: Box) -> Tensor:
     """A point within the bounds with a lower value of the model: (B, n), in the dtype of x.
 
     x: (B, n). g: (B, n), float64.
     """
     wide = x.to(g.dtype)
-    if isinstance(quadratic, Inverted):
-        return (wide + quadratic.solve(-g)).to(x.dtype)
+    if isinstance(quadratic, DenseInverse):
+        return (wide + product(quadratic.H, -g)).to(x.dtype)
     if not box.exists:
         return (wide + quadratic.solve(-g, None)).to(x.dtype)
     at = cauchy(quadratic, wide, g, box)

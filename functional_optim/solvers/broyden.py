@@ -16,7 +16,7 @@ from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.solvers import newton
 from functional_optim.solvers.linear import none_of, norm
-from functional_optim.solvers.newton import NewtonData, NewtonRules
+from functional_optim.solvers.newton import Args, NewtonRules
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.slots import ROWS, RUNNING
 
@@ -48,9 +48,9 @@ class BroydenProgress(NamedTuple):
     """Steps taken, (B,), int64."""
 
 
-def start(rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData) -> BroydenProgress:
+def start(rules: NewtonRules, problem: Problem, x: Tensor, args: Args) -> BroydenProgress:
     """The first evaluation, and the first step."""
-    s, columns = newton.begun(rules, problem, x, data)
+    s, columns = newton.begun(rules, problem, x, args)
     exact = torch.ones_like(s.status, dtype=torch.bool)
     return BroydenProgress(
         s.x, s.F, columns, exact, s.p, s.slope, s.t, s.status, s.nfev, s.njev, s.nit
@@ -58,13 +58,13 @@ def start(rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData) -> 
 
 
 def advance(
-    rules: NewtonRules, problem: Problem, s: BroydenProgress, data: NewtonData
+    rules: NewtonRules, problem: Problem, s: BroydenProgress, args: Args
 ) -> BroydenProgress:
     """Try a step of each problem that is running."""
     running = s.status == RUNNING
     trial = (s.x.to(s.p.dtype) + s.t.unsqueeze(-1) * s.p).to(s.x.dtype)
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
-    F = problem.residuals(trial, data.args).to(torch.float64)
+    F = problem.residuals(trial, args).to(torch.float64)
     accepted, shorter = newton.judged(s.F, F, F.isfinite().all(-1), s.slope, s.t)
     accepted = accepted & running
     took = accepted.unsqueeze(-1)
@@ -76,7 +76,7 @@ def advance(
     still = running & ~accepted & (trial == s.x).all(-1)
     renews = running & ~s.exact & (~accepted | short) & ~(F == 0).all(-1)
     if not none_of(renews):
-        columns = _renewed(problem, x, columns, data, renews)
+        columns = _renewed(problem, x, columns, args, renews)
     fresh = accepted | renews
     p, slope = newton.step(F, columns, fresh)
     p, slope = torch.where(fresh.unsqueeze(-1), p, s.p), torch.where(fresh, slope, s.slope)
@@ -105,17 +105,15 @@ def _learned(columns: Tensor, s: Tensor, y: Tensor) -> Tensor:
     return columns + unit.unsqueeze(-1) * rest.unsqueeze(-2)
 
 
-def _renewed(
-    problem: Problem, x: Tensor, columns: Tensor, data: NewtonData, which: Tensor
-) -> Tensor:
+def _renewed(problem: Problem, x: Tensor, columns: Tensor, args: Args, which: Tensor) -> Tensor:
     """Jᵀ at x of the problems `which`, and of others what is given."""
     if modes.recorded():
-        _, found = newton.evaluated(problem, x, data)
+        _, found = newton.evaluated(problem, x, args)
         return torch.where(which[:, None, None], found, columns)
     rows = which.nonzero()[:, 0]
     count = len(rows)
     if problem.batched:
         rows = torch.cat([rows, rows[:1].expand(-count % ROWS)])
-    x, data = tree.map(lambda a: a[rows], (x, data))
-    _, found = newton.evaluated(problem, x, data)
+    x, args = tree.map(lambda a: a[rows], (x, args))
+    _, found = newton.evaluated(problem, x, args)
     return columns.index_copy(0, rows[:count], found[:count])

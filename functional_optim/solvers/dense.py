@@ -20,20 +20,11 @@ DENSE = ("bfgs", "ssbfgs", "ssbroyden")
 """Methods that keep a matrix."""
 
 
-class Inverted(NamedTuple):
-    """A quadratic by the inverses H of its matrices: (B, n, n)."""
-
-    H: Tensor
-
-    def solve(self, r: Tensor) -> Tensor:
-        """H r: (B, n)."""
-        return product(self.H, r)
-
-
-class Explicit(NamedTuple):
-    """A quadratic by its matrices B: (B, n, n)."""
+class Dense(NamedTuple):
+    """A quadratic by its matrices B: (B, n, n). pairs: how many B has learned from, (B,), int64."""
 
     B: Tensor
+    pairs: Tensor
 
     def times(self, v: Tensor) -> Tensor:
         """B v: (B, n)."""
@@ -55,16 +46,9 @@ class Explicit(NamedTuple):
         A = self.B * m.unsqueeze(-1) * m.unsqueeze(-2) + torch.diag_embed(1 - m)
         return linear.spd_solve(A, r * m)
 
-
-class Dense(NamedTuple):
-    """B: (B, n, n). pairs: how many it has learned from, (B,), int64."""
-
-    B: Tensor
-    pairs: Tensor
-
-    def quadratic(self, n: int) -> Explicit:
-        """What it is now, of n variables."""
-        return Explicit(self.B[:, :n, :n])
+    def quadratic(self, n: int) -> Dense:
+        """Itself."""
+        return self
 
     def learned(self, method: str, s: Tensor, y: Tensor, g: Tensor, useful: Tensor) -> Dense:
         """The model after steps s from gradients g, with differences y of these, where useful.
@@ -93,9 +77,9 @@ class DenseInverse(NamedTuple):
     H: Tensor
     pairs: Tensor
 
-    def quadratic(self, n: int) -> Inverted:
-        """What it is now, of n variables."""
-        return Inverted(self.H[:, :n, :n])
+    def quadratic(self, n: int) -> DenseInverse:
+        """Itself."""
+        return self
 
     def learned(self, method: str, s: Tensor, y: Tensor, g: Tensor, useful: Tensor) -> DenseInverse:
         """The same model after the same pairs. s lies along −H g, so B s along g."""

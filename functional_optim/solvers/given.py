@@ -12,6 +12,7 @@ from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.calls import takes
 from functional_optim.core.ravel import Ravel
+from functional_optim.solvers.box import Box
 from functional_optim.solvers.implicit import constants
 
 
@@ -136,10 +137,8 @@ def check_batched(args: Any, flat: Ravel) -> None:
             )
 
 
-def checked_bounds(
-    bounds: Any, flat: Ravel, x: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Lower and upper bounds as (B, n), or None, and x within them.
+def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Box, Tensor]:
+    """The bounds, and x within them.
 
     Tensors of a wider dtype than x0's are rounded inwards: fun is evaluated within them. An x that
     is at such a bound, rounded to nearest, moves to the bound.
@@ -149,7 +148,7 @@ def checked_bounds(
         ValueError: for infeasible ones.
     """
     if bounds is None:
-        return None, None, x
+        return Box(None, None), x
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise ValueError(
             "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like x0."
@@ -170,7 +169,8 @@ def checked_bounds(
             "no number of x0's dtype is between a lower bound and its upper bound; pass both in "
             "x0's dtype, or x0 in float64."
         )
-    return lower, upper, x.maximum(lower).minimum(upper)
+    box = Box(lower, upper)
+    return box, box.inside(x)
 
 
 def rounded(bound: Tensor, flat: Ravel, inwards: float | None = None) -> Tensor:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core.ravel import Ravel
-from functional_optim.solvers import linear, loop, programs, slots
+from functional_optim.solvers import linear, loop, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
-from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     check_compile,
     checked_bounds,
@@ -25,7 +24,7 @@ from functional_optim.solvers.given import (
 )
 from functional_optim.solvers.implicit import Cost, corrected
 from functional_optim.solvers.losses import check_loss
-from functional_optim.solvers.problems import OneProblem, Problem
+from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
@@ -200,10 +199,9 @@ def least_squares(
     most = 100 * one.size if max_nfev is None else max_nfev
     numeric.check_count("least_squares", 1, max_nfev=most)
     check_tolerances(ftol=ftol, xtol=xtol, gtol=gtol)
-    lower, upper, x = checked_bounds(limits, flat, x)
+    box, x = checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)
-    bounded = lower is not None or upper is not None
-    method = "trf" if bounded else method
+    method = "trf" if box.exists else method
     begin = flat.tree(x if batched else x[0])  # within the bounds, unlike a rounded x0
     shape, m = _shape_of_residuals(fun, begin, taken.args, batched=batched)
     kind = "cholesky" if method == "trf" else linear.choose(linear_solver, one.size, m)
@@ -212,12 +210,16 @@ def least_squares(
     ftol, xtol, gtol = (max(t, eps) for t in (ftol, xtol, gtol))
     scaled = isinstance(scale, str)
     rules = loop.Rules(method, kind, known_loss, ftol, xtol, gtol, eps, most, scaled)
-    data = loop.Data(taken.own, lower, upper, D)
+    data = loop.Data(taken.own, box, D)
     watch = Watch(
         callback, history=return_history, look=lambda s: (s.x, s.cost), flat=flat, x=x,
         batched=batched,
     )  # fmt: skip
-    found = _run(rules, problem, x, data, watch, compile=compile)
+    name, size = ("least_squares", m), (one.size + 1) * m
+    found = programs.run(
+        name, loop, rules, problem, x, taken.own, data, watch.seer, size, compile=compile,
+        whole=True,
+    )  # fmt: skip
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
         raise ValueError(
             "residuals, or their Jacobian, are not finite at x0; start elsewhere, or bound the "
@@ -232,40 +234,6 @@ def least_squares(
     return _result(found, solution, flat, data, shape, watch.history(), batched=batched)
 
 
-def _run(
-    rules: loop.Rules, problem: Problem, x: Tensor, data: loop.Data, watch: Watch, *, compile: bool
-) -> loop.Progress:
-    """Solve, outside of autograd."""
-    size = (problem.one.size + 1) * problem.m
-
-    def begin(x: Tensor, own: loop.Data) -> loop.Progress:
-        return loop.start(rules, problem, x, own)
-
-    see = watch.seer
-    with torch.no_grad():
-        key = ("least_squares", key_of(problem.fun), problem.one.layout, problem.m, rules)
-        if compile:
-            make = partial(_recordable, rules, problem)
-            found = programs.solve(key, make, problem.single, x, data.args, data, see)
-            if found is not None:
-                return found
-        most = slots.capacity(size) if problem.batched else 1
-
-        def advance(s: loop.Progress, own: loop.Data) -> loop.Progress:
-            return loop.advance(rules, problem, s, own)
-
-        step = in_blocks(key, advance) if compile else advance
-        return slots.run(begin, step, x, data, most, alone=problem.lazy, see=see)
-
-
-def _recordable(
-    rules: loop.Rules, problem: Problem, evaluate: programs.Evaluate
-) -> tuple[Callable[..., loop.Progress], loop.Step]:
-    """Start and step of one problem of a batch."""
-    one = OneProblem(problem, evaluate)
-    return partial(loop.start, rules, one), partial(loop.advance, rules, one)
-
-
 def _result(
     found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: torch.Size,
     history: IterateHistory | None, *, batched: bool,
@@ -274,13 +242,6 @@ def _result(
         return flat.tree(vector if batched else vector[0], stored=stored)
 
     free = torch.where(loop.outward(found.x, found.g, data), 0.0, found.g)
-    low = torch.zeros_like(found.status[:, None].expand_as(found.x))
-    high = low
-    if data.lower is not None:
-        low = (found.x <= data.lower).to(torch.int64)
-    if data.upper is not None:
-        high = (found.x >= data.upper).to(torch.int64)
-
     count = partial(count_of, batched=batched)
     residuals = found.r.reshape(-1, *shape) if len(shape) != 1 else found.r
     return Result(
@@ -289,7 +250,7 @@ def _result(
         residuals if batched else residuals[0],
         as_tree(found.g),
         free.abs().amax(-1) if batched else free.abs().amax(),
-        mask_tree(flat, high - low, batched=batched),
+        mask_tree(flat, data.box.sides(found.x), batched=batched),
         count(found.nfev),
         count(found.njev),
         count(found.nit),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.solvers import linear
+from functional_optim.solvers.box import Box
 from functional_optim.solvers.globalization import (
     ACCEPTED,
     dogleg,
@@ -46,11 +46,10 @@ class Rules(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The data of each problem, (B, ...). lower, upper: (B, n), or None. D: (B, n)."""
+    """The data of each problem, (B, ...). D: (B, n)."""
 
     args: tuple[Any, ...]
-    lower: Tensor | None
-    upper: Tensor | None
+    box: Box
     D: Tensor
 
 
@@ -141,9 +140,9 @@ def stepped(rules: Rules, D: Tensor, r: Tensor) -> Tensor:
 
 def outward(x: Tensor, g: Tensor, data: Data) -> Tensor:
     """Whether a parameter is at a bound beyond which the cost decreases: (B, n)."""
-    none = torch.zeros_like(g, dtype=torch.bool)
-    low = none if data.lower is None else (x <= data.lower) & (g > 0)
-    high = none if data.upper is None else (x >= data.upper) & (g < 0)
+    none, (lower, upper) = torch.zeros_like(g, dtype=torch.bool), data.box
+    low = none if lower is None else (x <= lower) & (g > 0)
+    high = none if upper is None else (x >= upper) & (g < 0)
     return low | high
 
 
@@ -160,12 +159,13 @@ def _flat(rules: Rules, cost: Tensor, x: Tensor, g: Tensor, D: Tensor, data: Dat
 
 
 def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress:
-    """Try a step of each running problem. Without branches on values, except for `problem.lazy`."""
+    """Try a step of each running problem. Without branches on values, unless
+    `problem.batched` is False."""
     running = s.status == RUNNING
     D = stepped(rules, s.D, s.r)
     system = _system(rules, problem, s)
     p, found, near = _proposed(rules, system, s, D, data)
-    trial = _inside(s.x + p.to(s.x.dtype), data)
+    trial = data.box.inside(s.x + p.to(s.x.dtype))
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
     step = (trial - s.x).to(torch.float64)
     predicted = -(s.g * step).sum(-1) - 0.5 * system.along(step)
@@ -197,7 +197,7 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
         x, taken(r, s.r), taken(at.curvature, s.curvature), g, cost,
         torch.where(running, mu, s.mu), torch.where(running, nu, s.nu), scale,
         torch.where(running, status, s.status), nfev,
-        s.njev + (running if not problem.lazy else accepted), s.nit + running,
+        s.njev + (running if problem.batched else accepted), s.nit + running,
     )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def _judged(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Linearized]:
     """Actual decrease, its ratio to the predicted one, whether to accept, and the values there."""
     old = Linearized(s.cost, s.curvature, s.g, s.D * s.D)
-    if problem.lazy:
+    if not problem.batched:
         r = problem.residuals(trial, data.args)
         actual = s.cost - rules.loss.cost(r)
         rho = ratio(actual, predicted)
@@ -230,12 +230,6 @@ def _judged(
     rho = ratio(actual, predicted)
     good = _finite(at)
     return actual, torch.where(good, rho, -1.0), good & (rho > ACCEPTED), r, at
-
-
-def _inside(x: Tensor, data: Data) -> Tensor:
-    """The nearest point within the bounds."""
-    x = x if data.lower is None else x.maximum(data.lower)
-    return x if data.upper is None else x.minimum(data.upper)
 
 
 def _proposed(
@@ -267,11 +261,8 @@ def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor
         step, found = linear.solve("cholesky", System(s.r, g, gram=masked), s.mu, D)
         p = torch.where(fixed, p, step)
         end = x + p.to(x.dtype)
-        inside = _inside(end, data)
+        inside = data.box.inside(end)
         hit = ~fixed & (inside != end)
         stopped = (inside - x).to(G.dtype)
         p, fixed = torch.where(hit, stopped, p), fixed | hit
     return p, found
-
-
-Step = Callable[[Progress, Data], Progress]

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.ravel import Ravel
-from functional_optim.solvers import descent, programs, slots
+from functional_optim.solvers import descent, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
-from functional_optim.solvers.box import Box
-from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.dense import DENSE
 from functional_optim.solvers.given import (
     check_compile,
@@ -25,7 +23,7 @@ from functional_optim.solvers.given import (
     solver_input,
 )
 from functional_optim.solvers.implicit import ProblemFunction, corrected
-from functional_optim.solvers.objectives import Objective, OneObjective, number
+from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
@@ -191,8 +189,7 @@ def minimize(
     taken = solver_input("minimize", fun, x0, args, bounds, batched=batched)
     flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others
     known = _chosen(method)
-    lower, upper, x = checked_bounds(limits, flat, x)
-    box = Box(lower, upper)
+    box, x = checked_bounds(limits, flat, x)
     objective = Objective(taken.fun, one, batched=batched)
     eps = torch.finfo(flat.dtype).eps
     rules = descent.DescentRules(
@@ -204,7 +201,12 @@ def minimize(
         callback, history=return_history, look=lambda s: (s.at.x, s.at.f), flat=flat, x=x,
         batched=batched,
     )  # fmt: skip
-    found = _run(rules, objective, x, data, watch, compile=compile)
+    n = one.size
+    size = n * (n if rules.method in DENSE else 2 * HISTORY) + 20 * n
+    found = programs.run(
+        "minimize", descent, rules, objective, x, taken.own, data, watch.seer, size,
+        compile=compile, library=rules.method != "newton-cg",
+    )  # fmt: skip
     if not batched and int(found.status) == -1:
         raise ValueError(
             "the function, or its gradient, is not finite at x0; start elsewhere, or bound the "
@@ -218,47 +220,6 @@ def minimize(
         fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
         solution = corrected(value, found.at.x, args, fixed, found.status > 0)
     return _result(found, solution, flat, data, watch, batched=batched)
-
-
-def _run(
-    rules: descent.DescentRules,
-    objective: Objective,
-    x: Tensor,
-    data: descent.DescentData,
-    watch: Watch,
-    *,
-    compile: bool,
-) -> descent.DescentProgress:
-    """Solve, without autograd."""
-    if compile:
-        key = ("minimize", key_of(objective.fun), objective.one.layout, rules)
-        make = partial(_recordable, rules, objective)
-        if rules.method != "newton-cg":
-            found = programs.solve(key, make, objective.single, x, data.args, data, watch.seer)
-            if found is not None:
-                return found
-        objective.graph = in_blocks(key[:-1], objective.together)
-
-    def begin(x: Tensor, own: descent.DescentData) -> descent.DescentProgress:
-        return descent.start(rules, objective, x, own)
-
-    def step(s: descent.DescentProgress, own: descent.DescentData) -> descent.DescentProgress:
-        return descent.advance(rules, objective, s, own)
-
-    n = x.shape[-1]
-    size = n * (n if rules.method in DENSE else 2 * HISTORY) + 20 * n
-    alone = not objective.batched
-    most = 1 if alone else slots.capacity(size)
-    with torch.no_grad():
-        return slots.run(begin, step, x, data, most, alone=alone, see=watch.seer)
-
-
-def _recordable(
-    rules: descent.DescentRules, objective: Objective, evaluate: programs.Evaluate
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Start and step of one problem of a batch."""
-    one = OneObjective(objective, evaluate)
-    return partial(descent.start, rules, one), partial(descent.advance, rules, one)
 
 
 def _result(

@@ -6,7 +6,7 @@ Algorithm D6.5.3 on the length of steps. If J is singular the step is Levenberg'
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as functional
@@ -33,10 +33,8 @@ class NewtonRules(NamedTuple):
     max_nfev: int
 
 
-class NewtonData(NamedTuple):
-    """The data of each problem, (B, ...)."""
-
-    args: tuple[Any, ...]
+Args: TypeAlias = tuple[Any, ...]
+"""The arguments of each problem, trees of tensors (B, ...)."""
 
 
 class NewtonProgress(NamedTuple):
@@ -103,9 +101,9 @@ def _eliminated(columns: Tensor, b: Tensor) -> Tensor:
     return torch.stack(p, -1)
 
 
-def evaluated(problem: Problem, x: Tensor, data: NewtonData) -> tuple[Tensor, Tensor]:
+def evaluated(problem: Problem, x: Tensor, args: Args) -> tuple[Tensor, Tensor]:
     """F and Jᵀ in float64."""
-    F, columns = problem.linearize(x, data.args)
+    F, columns = problem.linearize(x, args)
     assert columns is not None
     return F.to(torch.float64), columns.to(torch.float64)
 
@@ -127,16 +125,16 @@ def step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return p, torch.where(lost, (g * p).sum(-1), slope)
 
 
-def start(rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData) -> NewtonProgress:
+def start(rules: NewtonRules, problem: Problem, x: Tensor, args: Args) -> NewtonProgress:
     """The first evaluation, and the first step."""
-    return begun(rules, problem, x, data)[0]
+    return begun(rules, problem, x, args)[0]
 
 
 def begun(
-    rules: NewtonRules, problem: Problem, x: Tensor, data: NewtonData
+    rules: NewtonRules, problem: Problem, x: Tensor, args: Args
 ) -> tuple[NewtonProgress, Tensor]:
     """The same, and Jᵀ."""
-    F, columns = evaluated(problem, x, data)
+    F, columns = evaluated(problem, x, args)
     finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
     zero = (F == 0).all(-1)
     left = RUNNING if rules.max_nfev > 1 else 0
@@ -146,14 +144,12 @@ def begun(
     return NewtonProgress(x, F, p, slope, t, status, count, count, 0 * count), columns
 
 
-def advance(
-    rules: NewtonRules, problem: Problem, s: NewtonProgress, data: NewtonData
-) -> NewtonProgress:
+def advance(rules: NewtonRules, problem: Problem, s: NewtonProgress, args: Args) -> NewtonProgress:
     """Try a step of each running problem."""
     running = s.status == RUNNING
     trial = (s.x.to(s.p.dtype) + s.t.unsqueeze(-1) * s.p).to(s.x.dtype)
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
-    F, columns = evaluated(problem, trial, data)
+    F, columns = evaluated(problem, trial, args)
     finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
     accepted, shorter = judged(s.F, F, finite, s.slope, s.t)
     accepted = accepted & running

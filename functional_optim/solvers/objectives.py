@@ -45,6 +45,10 @@ class Objective:
         """The value of one problem at x, (n,)."""
         return number(self.fun(self.one.tree(x), *own))
 
+    def of_one(self, evaluate: Callable[..., Tensor]) -> OneObjective:
+        """The function for a recording, with this evaluation."""
+        return OneObjective(self, evaluate)
+
     def __call__(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """Values, (B,), and gradients, (B, n), in float64."""
         f, g = self._derived(x, args)

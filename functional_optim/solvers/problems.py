@@ -21,8 +21,8 @@ class Problem:
 
     fun: residuals of one problem. one: the vector view of its parameters. m: the number of
     residuals. batched: whether there are many problems, evaluated by torch.vmap; otherwise B is 1,
-    there are no arguments, and fun is called directly. matrix_free: use products with J instead of
-    J. lazy: evaluate J only at accepted points. graph: `together` compiled, or None.
+    there are no arguments, fun is called directly, and J is evaluated only at accepted points.
+    matrix_free: use products with J instead of J. graph: `together` compiled, or None.
     """
 
     def __init__(
@@ -36,12 +36,15 @@ class Problem:
     ) -> None:
         self.fun, self.one, self.m, self.batched = fun, one, m, batched
         self.matrix_free = matrix_free and not batched
-        self.lazy = not batched
         self.graph: Callable[[Tensor, Any], tuple[Tensor, Tensor]] | None = None
 
     def single(self, x: Tensor, *own: Any) -> Tensor:
         """The residuals of one problem at x, (n,)."""
         return as_vector(self.fun(self.one.tree(x), *own))
+
+    def of_one(self, evaluate: Callable[..., Tensor]) -> OneProblem:
+        """The problem for a recording, with this evaluation."""
+        return OneProblem(self, evaluate)
 
     def residuals(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """(B, n) → (B, m)."""

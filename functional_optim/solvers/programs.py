@@ -1,4 +1,4 @@
-"""Solvers of many problems as one program in C++, from a recording of one problem."""
+"""Solvers of many problems: as one program in C++, from a recording of one problem, or in slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.lane_library import LaneLibrary, compiled
 from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.tape import Tape, recorded
-from functional_optim.solvers.compiled import used
+from functional_optim.solvers import slots
+from functional_optim.solvers.compiled import in_blocks, key_of, used
 from functional_optim.solvers.slots import RUNNING
 
 Evaluate = Callable[..., Tensor]
@@ -36,6 +37,54 @@ class Known(NamedTuple):
 
 
 _known: OrderedDict[Any, Known] = OrderedDict()
+
+
+def run(
+    name: Any, solver: Any, rules: Any, problem: Any, x: Tensor, args: Any, data: Any,
+    see: Callable[[Tensor, Any], Any] | None, size: int, *, compile: bool, whole: bool = False,
+    library: bool = True,
+) -> Any:  # fmt: skip
+    """The final states of all problems, solved without autograd.
+
+    Args:
+        name: of the solver, in the keys of cached libraries and graphs.
+        solver: a module with `start(rules, problem, x, data)` and `advance(rules, problem, s,
+            data)`.
+        rules: the settings of the solver.
+        problem: a `Problem` or an `Objective`.
+        x: (B, n).
+        args: the arguments of the user's function.
+        data: all data of the solver, also these arguments.
+        see: as in `slots.run`.
+        size: the number of elements of a problem.
+        compile: compile a library; where none solves the problems, compile evaluations.
+        whole: compile whole steps instead of evaluations.
+        library: whether a library may solve the problems.
+    """
+
+    start, advance = solver.start, solver.advance
+
+    def of(problem: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return (
+            lambda x, own: start(rules, problem, x, own),
+            lambda s, own: advance(rules, problem, s, own),
+        )
+
+    begin, step = of(problem)
+    if compile:
+        key = (name, key_of(problem.fun), problem.one.layout, rules)
+        make, single = (lambda evaluate: of(problem.of_one(evaluate))), problem.single
+        found = solve(key, make, single, x, args, data, see) if library else None
+        if found is not None:
+            return found
+        if whole:
+            step = in_blocks(key, step)
+        else:
+            problem.graph = in_blocks(key[:-1], problem.together)
+    alone = not problem.batched
+    with torch.no_grad():
+        most = 1 if alone else slots.capacity(size)
+        return slots.run(begin, step, x, data, most, alone=alone, see=see)
 
 
 @torch.no_grad()

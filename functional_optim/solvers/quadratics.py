@@ -17,7 +17,7 @@ from torch import Tensor
 
 from functional_optim.core import modes
 from functional_optim.solvers import linear
-from functional_optim.solvers.dense import DENSE, Dense, DenseInverse, Explicit
+from functional_optim.solvers.dense import DENSE, Dense, DenseInverse
 from functional_optim.solvers.linear import norm, padded
 
 HISTORY = 8
@@ -58,7 +58,7 @@ class Compact(NamedTuple):
         return (r - _sums(W, u[..., 0])) / theta
 
 
-Quadratic: TypeAlias = Explicit | Compact
+Quadratic: TypeAlias = Dense | Compact
 """A model that can be minimized within bounds."""
 
 
@@ -96,7 +96,7 @@ class Limited(NamedTuple):
             return Compact(self.theta, W[..., :n])
         signed = torch.cat([W[:, :HISTORY], -W[:, HISTORY:]], -2)
         B = (W.mT @ signed)[:, :n, :n]
-        return Explicit(B + torch.diag_embed(self.theta.unsqueeze(-1).expand(-1, n)))
+        return Dense(B + torch.diag_embed(self.theta.unsqueeze(-1).expand(-1, n)), self.pairs)
 
     def learned(self, method: str, s: Tensor, y: Tensor, g: Tensor, useful: Tensor) -> Limited:
         """The model after steps s from gradients g, with differences y of these, for useful

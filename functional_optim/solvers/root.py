@@ -12,9 +12,8 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core.ravel import Ravel
-from functional_optim.solvers import broyden, newton, programs, slots
+from functional_optim.solvers import broyden, newton, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
-from functional_optim.solvers.compiled import in_blocks, key_of
 from functional_optim.solvers.given import (
     SolverInput,
     check_compile,
@@ -25,7 +24,7 @@ from functional_optim.solvers.given import (
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
-from functional_optim.solvers.problems import OneProblem, Problem
+from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
@@ -172,15 +171,19 @@ def root(
     problem = Problem(taken.fun, one, one.size, batched=batched)
     floor = 10 * torch.finfo(flat.dtype).eps
     rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
-    data = newton.NewtonData(taken.own)
     watch = Watch(
         callback, history=return_history, look=_seen, flat=flat, x=taken.x, batched=batched
     )
     if method == "lm":
         how = {"compile": compile, "callback": callback, "return_history": return_history}
-        found, history = _by_squares(fun, taken, rules, problem, data, how)
+        found, history = _by_squares(fun, taken, rules, problem, how)
     else:
-        found = _by_steps(method, rules, problem, taken.x, data, watch, compile=compile)
+        known = newton if method == "newton" else broyden
+        size = (problem.m + 1) * problem.m
+        found = programs.run(
+            method, known, rules, problem, taken.x, taken.own, taken.own, watch.seer, size,
+            compile=compile,
+        )  # fmt: skip
         history = watch.history()
     if not batched and int(found.status) == -1:
         raise ValueError(
@@ -199,43 +202,9 @@ def _seen(s: Found) -> tuple[Tensor, Tensor]:
     return s.x, 0.5 * (s.F * s.F).sum(-1)
 
 
-def _by_steps(
-    method: Method, rules: newton.NewtonRules, problem: Problem, x: Tensor,
-    data: newton.NewtonData, watch: Watch, *, compile: bool,
-) -> Found:  # fmt: skip
-    """Solve, without autograd."""
-    known: Any = newton if method == "newton" else broyden
-    if compile:
-        key = (method, key_of(problem.fun), problem.one.layout, rules)
-        make = partial(_recordable, known, rules, problem)
-        found = programs.solve(key, make, problem.single, x, data.args, data, watch.seer)
-        if found is not None:
-            return found
-        problem.graph = in_blocks(key[:-1], problem.together)
-
-    def begin(x: Tensor, own: newton.NewtonData) -> Any:
-        return known.start(rules, problem, x, own)
-
-    def step(s: Any, own: newton.NewtonData) -> Any:
-        return known.advance(rules, problem, s, own)
-
-    alone = not problem.batched
-    most = 1 if alone else slots.capacity((problem.m + 1) * problem.m)
-    with torch.no_grad():
-        return slots.run(begin, step, x, data, most, alone=alone, see=watch.seer)
-
-
-def _recordable(
-    known: Any, rules: newton.NewtonRules, problem: Problem, evaluate: programs.Evaluate
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Start and step of one problem of a batch."""
-    one = OneProblem(problem, evaluate)
-    return partial(known.start, rules, one), partial(known.advance, rules, one)
-
-
 def _by_squares(
     fun: Callable[..., Any], taken: SolverInput, rules: newton.NewtonRules, problem: Problem,
-    data: newton.NewtonData, how: dict[str, Any],
+    how: dict[str, Any],
 ) -> tuple[newton.NewtonProgress, IterateHistory | None]:  # fmt: skip
     """The least sum of squares, which must be a root: Newton's next step is short there."""
     found = least_squares(
@@ -244,7 +213,7 @@ def _by_squares(
     )  # fmt: skip
     with torch.no_grad():
         x = taken.flat.vector(found.x).reshape(-1, problem.m)
-        F, columns = newton.evaluated(problem, x, data)
+        F, columns = newton.evaluated(problem, x, taken.own)
         p = newton.solved(columns, -F)
         near = math.sqrt(rules.xtol)
         zero = (F == 0).all(-1)

@@ -135,12 +135,7 @@ def scale_by_trust_ratio(
         tensor([0., 5.])
     """
     hyper = {"min_norm": min_norm, "trust_coefficient": trust_coefficient, "eps": eps}
-    for name, value in hyper.items():
-        numeric.check(
-            lambda x: x >= 0.0,
-            value,
-            f"scale_by_trust_ratio needs a {name} of 0 or more, but got {{}}.",
-        )
+    numeric.check_range("scale_by_trust_ratio", "of 0 or more", **hyper)
 
     def scalars(t, *, min_norm, trust_coefficient, eps):
         return min_norm * min_norm, trust_coefficient, eps

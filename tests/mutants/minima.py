@@ -168,8 +168,8 @@ MUTANTS = [
     Mutant(
         "a closure that raises leaves the trial's parameters",
         "adapters/self_scaled.py",
-        "                p.copy_(x)\n            raise",
-        "                pass\n            raise",
+        "undone(moving, run)",
+        "run([(p, p.detach().clone()) for p in moving])",
         ("tests/adapters/test_contract.py -k 'raises and SSB'",),
     ),
 ]

@@ -69,7 +69,7 @@ MUTANTS = [
         "test_bounds.py",
         (
             "a trial leaves the bounds",
-            "trial = _inside(s.x + p.to(s.x.dtype), data)",
+            "trial = data.box.inside(s.x + p.to(s.x.dtype))",
             "trial = s.x + p",
         ),
         (
