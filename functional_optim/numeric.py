@@ -424,19 +424,13 @@ RANGES: dict[str, Callable[[Any], bool]] = {
 """Ranges of hyperparameters, by their descriptions in error messages."""
 
 
-def check_range(who: str, words: str, **values: Any) -> None:
-    """`check` that hyperparameters are in the range that `words` names in RANGES."""
+def check_range(who: str | None, words: str, **values: Any) -> None:
+    """`check` the range that `words` names in RANGES. who: None for the message of torch.optim."""
     for name, x in values.items():
         named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
         what = f"a positive {name}" if words == "positive" else named
-        check(RANGES[words], x, f"{who} needs {what}, but got {{}}.")
-
-
-def check_torchs(words: str, **values: Any) -> None:
-    """`check_range`, with the message of torch.optim."""
-    for name, x in values.items():
-        called = "epsilon" if name == "eps" else name
-        check(RANGES[words], x, f"Invalid {called} value: {{}}")
+        torchs = f"Invalid {'epsilon' if name == 'eps' else name} value: {{}}"
+        check(RANGES[words], x, torchs if who is None else f"{who} needs {what}, but got {{}}.")
 
 
 def check_least(who: str, least: int, **values: Any) -> None:
@@ -497,10 +491,7 @@ def _has(count: int, values: Any) -> bool:
 
 
 def _first_tensor(*values: Any) -> Tensor | None:
-    for value in values:
-        if isinstance(value, Tensor):
-            return value
-    return None
+    return next((x for x in values if isinstance(x, Tensor)), None)
 
 
 def _tensor(x: Any, like: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
         >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
         tensor([ 0.0020, -0.0020])
     """
-    numeric.check_torchs("in [0, 1]", rho=rho)
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "in [0, 1]", rho=rho)
+    numeric.check_range(None, "of 0 or more", eps=eps)
 
     def scalars(t, *, rho, eps):
         return 1 - rho, eps

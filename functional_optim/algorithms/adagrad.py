@@ -50,7 +50,7 @@ def scale_by_adagrad(
         tensor([ 1., -1.])
     """
     start = initial_accumulator_value
-    numeric.check_torchs("of 0 or more", initial_accumulator_value=start, eps=eps)
+    numeric.check_range(None, "of 0 or more", initial_accumulator_value=start, eps=eps)
 
     def init(p: Tensor) -> AdagradSlots:
         return AdagradSlots(torch.full_like(p, start * (1 + 1j) if p.is_complex() else start))
@@ -100,7 +100,7 @@ def adagrad(
         tensor([0.9000, 1.1000])
     """
     check_lr(lr)
-    numeric.check_torchs("of 0 or more", lr_decay=lr_decay)
+    numeric.check_range(None, "of 0 or more", lr_decay=lr_decay)
 
     def decayed(count: Any) -> Any:
         return numeric.at(lr, count + 1) / (1 + count * numeric.at(lr_decay, count + 1))

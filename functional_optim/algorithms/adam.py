@@ -187,7 +187,7 @@ def adamw(
 def adam_numbers(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
     """The hyperparameters that Adam's variants share, or torch's error for one out of range."""
     pair = check_betas(betas)
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "of 0 or more", eps=eps)
     return {"betas": pair, "eps": eps}
 
 

@@ -61,7 +61,7 @@ def scale_by_adan(
     """
     three = numeric.triple(betas, "betas", "(0.98, 0.92, 0.99)")
     check_each_beta(three)
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "of 0 or more", eps=eps)
 
     init = zeros(AdanSlots)
 

@@ -68,7 +68,7 @@ def scale_by_ademamix(
     hyper = {"betas": three, "eps": eps, "alpha": alpha}
     hyper |= {"beta3_warmup": _steps("beta3_warmup", beta3_warmup)}
     hyper |= {"alpha_warmup": _steps("alpha_warmup", alpha_warmup)}
-    numeric.check_torchs("of 0 or more", alpha=alpha, eps=eps)
+    numeric.check_range(None, "of 0 or more", alpha=alpha, eps=eps)
 
     init = zeros(AdEMAMixSlots)
 
@@ -192,8 +192,8 @@ def scale_by_simplified_ademamix(
     """
     hyper = {"betas": check_betas(betas), "eps": eps, "alpha": alpha, "min_beta1": min_beta1}
     hyper |= {"beta1_warmup": _steps("beta1_warmup", beta1_warmup)}
-    numeric.check_torchs("of 0 or more", alpha=alpha, eps=eps)
-    numeric.check_torchs("in [0, 1)", min_beta1=min_beta1)
+    numeric.check_range(None, "of 0 or more", alpha=alpha, eps=eps)
+    numeric.check_range(None, "in [0, 1)", min_beta1=min_beta1)
 
     def scalars(t, *, betas, eps, alpha, beta1_warmup, min_beta1):
         b1, b2 = betas

@@ -56,7 +56,7 @@ def scale_by_adopt(
     """
     hyper = adam_numbers(betas, eps)
     hyper["clip_exponent"] = math.inf if clip_exponent is None else clip_exponent
-    numeric.check_torchs("of 0 or more", clip_exponent=hyper["clip_exponent"])
+    numeric.check_range(None, "of 0 or more", clip_exponent=hyper["clip_exponent"])
 
     init = zeros(AdamSlots)
 

@@ -62,7 +62,7 @@ def scale_by_gauss_newton(
         >>> tx.update(None, tx.init(w), w, residual_fn=lambda w: A @ w - b)[0]
         tensor([1., 2.])
     """
-    numeric.check_torchs("of 0 or more", damping=damping)
+    numeric.check_range(None, "of 0 or more", damping=damping)
     linear.check_kind(linear_solver)
 
     def init(params: Any) -> GaussNewtonState:

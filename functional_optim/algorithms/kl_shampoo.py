@@ -154,7 +154,7 @@ def kl_shampoo(
         tensor([[0.8000, 1.0000],
                 [1.0000, 0.9000]])
     """
-    numeric.check_torchs("in [0, 1)", momentum=momentum)
+    numeric.check_range(None, "in [0, 1)", momentum=momentum)
     basis = kl_basis(
         shampoo_beta, precondition_frequency, init_factor, max_clamp_value, eps, refresh=refresh
     )

@@ -55,7 +55,7 @@ def scale_by_madgrad(
     """
     numeric.check(lambda x: x > 0.0, lr, "Learning rate {} must be positive")
     numeric.check(lambda x: 0.0 <= x < 1.0, momentum, "Momentum {} must be in the range [0,1)")
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "of 0 or more", eps=eps)
     may_be_zero = numeric.is_zero(eps) or callable(eps) or isinstance(eps, Tensor)
 
     def init(p: Tensor) -> MadgradSlots:

@@ -160,7 +160,7 @@ def momo_adam(
     """
     check_lr(lr)
     numeric.check_range("momo_adam", "of 0 or more", weight_decay=weight_decay)
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "of 0 or more", eps=eps)
 
     def init(p: Tensor) -> MomoAdamSlots:
         return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])

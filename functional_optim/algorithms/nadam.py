@@ -51,7 +51,7 @@ def scale_by_nadam(
         True
     """
     hyper = {**adam_numbers(betas, eps), "momentum_decay": momentum_decay}
-    numeric.check_torchs("of 0 or more", momentum_decay=momentum_decay)
+    numeric.check_range(None, "of 0 or more", momentum_decay=momentum_decay)
 
     def scalars(t, carry, *, betas, eps, momentum_decay):
         b1, b2 = betas

@@ -55,8 +55,8 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         >>> tx.update(torch.tensor([3.0, 4.0]), tx.init(w), w)[0]
         tensor([0.6000, 0.8000])
     """
-    numeric.check_torchs("in [0, 1)", beta2=beta2)
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "in [0, 1)", beta2=beta2)
+    numeric.check_range(None, "of 0 or more", eps=eps)
 
     def init(p: Tensor) -> NovogradSlots:
         return NovogradSlots(torch.zeros((), dtype=compute_dtype(p), device=p.device))

@@ -233,6 +233,6 @@ def check_numbers(
 ) -> None:
     """Raise ValueError, naming an algorithm, for hyperparameters out of range."""
     check_lr(lr)
-    numeric.check_torchs("of 0 or more", eps=eps, weight_decay=weight_decay)
+    numeric.check_range(None, "of 0 or more", eps=eps, weight_decay=weight_decay)
     numeric.check_range(who, "above 0", d0=d0)
     numeric.check_range(who, "of 1 or more", growth_rate=growth_rate)

@@ -60,7 +60,7 @@ def scale_by_rms(
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([ 2.0000, -2.0000])
     """
-    numeric.check_torchs("of 0 or more", alpha=alpha, eps=eps)
+    numeric.check_range(None, "of 0 or more", alpha=alpha, eps=eps)
     slot_type = CenteredSlots if centered else RmsSlots
 
     def scalars(t, *, alpha, eps):

@@ -71,7 +71,7 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         (tensor([[ 9.],
                 [16.]]), tensor([[ 9., 16.]]))
     """
-    numeric.check_torchs("of 0 or more", eps=eps)
+    numeric.check_range(None, "of 0 or more", eps=eps)
 
     def init(p: Tensor) -> Sm3Slots:
         if p.is_complex():

@@ -58,7 +58,7 @@ def scale_by_sophia(
         tensor([0.5000, 1.0000])
     """
     hyper = {"betas": check_betas(betas), "rho": rho, "eps": eps}
-    numeric.check_torchs("of 0 or more", rho=rho)
+    numeric.check_range(None, "of 0 or more", rho=rho)
     numeric.check(
         lambda x: x > 0.0, eps, "Sophia divides by eps where the Hessian is 0, so eps must be "
         "above 0, but got {}."

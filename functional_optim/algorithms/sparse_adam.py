@@ -54,7 +54,7 @@ def sparse_adam(
                 [1.0000, 1.0000]])
     """
     numeric.check(lambda x: x > 0.0, lr, "Invalid learning rate: {}")
-    numeric.check_torchs("above 0", eps=eps)
+    numeric.check_range(None, "above 0", eps=eps)
     _, b2 = check_betas(betas)
 
     def corrected(count: Any) -> Any:

@@ -51,7 +51,7 @@ def scale_by_stable_adam(
         lambda x: x > 0.0, eps, "StableAdamW divides by averages of at least eps, so eps must be "
         "above 0, but got {}."
     )  # fmt: skip
-    numeric.check_torchs("of 0 or more", weight_decay=weight_decay)
+    numeric.check_range(None, "of 0 or more", weight_decay=weight_decay)
 
     def scalars(t, *, betas, eps, weight_decay):
         b1, b2 = betas

@@ -47,7 +47,7 @@ def scale_by_yogi(
     """
     start = initial_accumulator_value
     hyper = adam_numbers(betas, eps)
-    numeric.check_torchs("of 0 or more", initial_accumulator_value=start)
+    numeric.check_range(None, "of 0 or more", initial_accumulator_value=start)
 
     def init(p: Tensor) -> AdamSlots:
         value = start * (1 + 1j) if p.is_complex() else start

@@ -137,7 +137,7 @@ def shampoo_basis(
         2
     """
     name = "shampoo_basis"
-    numeric.check_torchs("in [0, 1)", shampoo_beta=shampoo_beta)
+    numeric.check_range(None, "in [0, 1)", shampoo_beta=shampoo_beta)
     numeric.check_count(name, 1, max_precond_dim=max_precond_dim)
     real = base.real_only(name)
 
@@ -240,12 +240,12 @@ def kl_basis(
         tensor([0., 0.])
     """
     name = "kl_basis"
-    numeric.check_torchs("in [0, 1)", shampoo_beta=shampoo_beta)
+    numeric.check_range(None, "in [0, 1)", shampoo_beta=shampoo_beta)
     numeric.check(lambda x: x > 0.0, init_factor, name + " needs a positive init_factor, not {}.")
     if max_clamp_value is not None:
         numeric.check_count(name, 1, max_clamp_value=max_clamp_value)
     if eps is not None:
-        numeric.check_torchs("of 0 or more", eps=eps)
+        numeric.check_range(None, "of 0 or more", eps=eps)
 
     real = base.real_only(name)
 

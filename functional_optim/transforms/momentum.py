@@ -45,7 +45,7 @@ def trace(
         >>> tx.update(torch.ones(1), state, w)[0]
         tensor([1.5000])
     """
-    numeric.check_torchs("of 0 or more", momentum=momentum)
+    numeric.check_range(None, "of 0 or more", momentum=momentum)
 
     init = zeros(TraceSlots)
 

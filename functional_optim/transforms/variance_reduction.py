@@ -50,9 +50,9 @@ def variance_reduction(
         >>> tx.update(torch.tensor([5.0]), state, w)[0]
         tensor([8.])
     """
-    numeric.check_torchs("of 0 or more", gamma=gamma)
-    numeric.check_torchs("in [0, 1)", beta1=beta1)
-    numeric.check_torchs("above 0", max_norm=max_norm)
+    numeric.check_range(None, "of 0 or more", gamma=gamma)
+    numeric.check_range(None, "in [0, 1)", beta1=beta1)
+    numeric.check_range(None, "above 0", max_norm=max_norm)
 
     init = zeros(PreviousGrad)
 

@@ -111,7 +111,7 @@ def _decay(
     update: Update, weight_decay: numeric.Hyper, independent: bool, mask: Mask | None, name: str
 ) -> Leafwise:
     """A decay by a rule that reads the coefficient."""
-    numeric.check_torchs("of 0 or more", weight_decay=weight_decay)
+    numeric.check_range(None, "of 0 or more", weight_decay=weight_decay)
     where = () if mask is None else (masked_by(mask),)
     if numeric.is_zero(weight_decay):
         return identity()
@@ -228,7 +228,7 @@ def _shrinking(
     """A transform of the step as a whole, with a learning rate or after it."""
     for rate in lr.values():
         check_lr(rate)
-    numeric.check_torchs("of 0 or more", weight_decay=weight_decay)
+    numeric.check_range(None, "of 0 or more", weight_decay=weight_decay)
     if numeric.is_zero(weight_decay):
         return scale_by_lr(**lr) if lr else identity()
     hyper, runs = {**lr, "weight_decay": weight_decay}, Runs(after="lr")
