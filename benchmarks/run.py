@@ -59,12 +59,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny tensors: does it all run?")
     parser.add_argument("--repeats", type=int, help="timed calls, or processes, of each row")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each pair (default 4)")
+    parser.add_argument("--processes", type=int, default=5, help="fresh processes of each row")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go")
     parser.add_argument("--resume", action="store_true", help="keep the rows that OUT has already")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     flags = parser.parse_args(argv)
-    if flags.repeats is not None and flags.repeats < 1:
-        raise BadInput(f"--repeats must be at least 1, but is {flags.repeats}.")
+    for name in ("repeats", "processes"):
+        if getattr(flags, name) is not None and getattr(flags, name) < 1:
+            raise BadInput(f"--{name} must be at least 1, but is {getattr(flags, name)}.")
     if not flags.seconds > 0:
         raise BadInput(f"--seconds must be above 0, but is {flags.seconds:g}.")
     return flags
@@ -151,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {out} cannot be made: {error.strerror}.") from None
-    effort = QUICK if flags.quick else Effort(seconds=flags.seconds, repeats=flags.repeats)
+    given = Effort(seconds=flags.seconds, repeats=flags.repeats, processes=flags.processes)
+    effort = QUICK if flags.quick else given
     console = Console()
     where = machine.describe()
     arguments = shlex.join(sys.argv[1:] if argv is None else argv)
