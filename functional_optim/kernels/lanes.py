@@ -1,8 +1,9 @@
 """C++ of a program that solves many problems, eight at a time, each in one lane of vectors.
 
 A value of a problem is an array of vectors: one vector for each of its elements, with that element
-of eight problems. All operations act on single lanes, so the bits of a problem do not depend on its
-neighbours. A lane whose problem has finished gets the next one.
+of eight problems, or of four if a vector of the processor holds four numbers. All operations act on
+single lanes, so the bits of a problem do not depend on its neighbours. A lane whose problem has
+finished gets the next one.
 """
 
 from __future__ import annotations
@@ -123,17 +124,26 @@ BINARY = ("pow", "atan2", "hypot", "copysign")
 VECTORS = r"""
 #pragma GCC optimize ("O2") /* the vectors are written out: a third of the time of O3 */
 
-typedef double D __attribute__((vector_size(64)));
-typedef float F __attribute__((vector_size(32)));
-typedef int64_t I __attribute__((vector_size(64)));
-typedef int32_t N __attribute__((vector_size(32)));
-typedef char* Scratch;
+#ifdef __AVX512F__
+#define LANES 8
+#else
+#define LANES 4 /* compilers split wider vectors into single elements */
+#endif
+
+typedef double D __attribute__((vector_size(8 * LANES)));
+typedef float F __attribute__((vector_size(4 * LANES)));
+typedef int64_t I __attribute__((vector_size(8 * LANES)));
+typedef int32_t N __attribute__((vector_size(4 * LANES)));
 #define LANE(x, l) (x)[l]
 #define LOOP
 
-static inline D all_D(double x) { return D{x, x, x, x, x, x, x, x}; }
-static inline F all_F(float x) { return F{x, x, x, x, x, x, x, x}; }
-static inline I all_I(int64_t x) { return I{x, x, x, x, x, x, x, x}; }
+/* distances in scratch memory are those between vectors of eight numbers */
+struct Scratch
+{ char* memory; char* operator+(int64_t x) const { return memory + x / 8 * LANES; } };
+
+static inline D all_D(double x) { return x - D{}; }
+static inline F all_F(float x) { return x - F{}; }
+static inline I all_I(int64_t x) { return x - I{}; }
 static inline I wide(N x) { return __builtin_convertvector(x, I); }
 
 #define COMPARISON(NAME, SIGN) \
@@ -153,14 +163,18 @@ static inline I abs_of(I x) { return choice(lt(x, all_I(0)), -x, x); }
 
 #define UNARY(NAME) \
 static inline D NAME##_of(D x) \
-{ D y; for (int l = 0; l < 8; ++l) y[l] = __builtin_##NAME(x[l]); return y; } \
+{ D y; for (int l = 0; l < LANES; ++l) y[l] = __builtin_##NAME(x[l]); return y; } \
 static inline F NAME##_of(F x) \
-{ F y; for (int l = 0; l < 8; ++l) y[l] = (float)__builtin_##NAME((double)x[l]); return y; }
+{ F y; for (int l = 0; l < LANES; ++l) y[l] = (float)__builtin_##NAME((double)x[l]); return y; }
 #define BINARY(NAME) \
 static inline D NAME##_of(D x, D z) \
-{ D y; for (int l = 0; l < 8; ++l) y[l] = __builtin_##NAME(x[l], z[l]); return y; } \
+{ D y; for (int l = 0; l < LANES; ++l) y[l] = __builtin_##NAME(x[l], z[l]); return y; } \
 static inline F NAME##_of(F x, F z) \
-{ F y; for (int l = 0; l < 8; ++l) y[l] = (float)__builtin_##NAME((double)x[l], z[l]); return y; }
+{ \
+    F y; \
+    for (int l = 0; l < LANES; ++l) y[l] = (float)__builtin_##NAME((double)x[l], z[l]); \
+    return y; \
+}
 """
 
 EXTREMES = r"""
@@ -173,9 +187,9 @@ template <class T> static inline T smaller(T a, T b)
 
 FUNCTIONS = r"""
 static inline D fma_of(D x, D z, D a)
-{ D y; for (int l = 0; l < 8; ++l) y[l] = __builtin_fma(x[l], z[l], a[l]); return y; }
+{ D y; for (int l = 0; l < LANES; ++l) y[l] = __builtin_fma(x[l], z[l], a[l]); return y; }
 static inline F fma_of(F x, F z, F a)
-{ F y; for (int l = 0; l < 8; ++l) y[l] = __builtin_fmaf(x[l], z[l], a[l]); return y; }
+{ F y; for (int l = 0; l < LANES; ++l) y[l] = __builtin_fmaf(x[l], z[l], a[l]); return y; }
 
 /* exp(n log 2 + f) = 2^n exp(f) with |f| <= log(2) / 2; off by less than one unit in the last
    place. 2^n in two factors, for results below the smallest normal number. */
@@ -201,7 +215,7 @@ static inline F exp_of(F x)
 static inline D gathered(const D* x, int step, int count, I index) /* NaN where nothing is */
 {
     D y;
-    for (int l = 0; l < 8; ++l)
+    for (int l = 0; l < LANES; ++l)
         y[l] = (uint64_t)index[l] < (uint64_t)count ? x[index[l] * step][l] : __builtin_nan("");
     return y;
 }
@@ -293,8 +307,8 @@ extern "C" void {symbol}(const int64_t* call)
         const int64_t size = (sizeof(State) + 63) / 64 * 64;
         char* const memory = (char*)aligned_alloc(64, size + {scratch});
         State& s = *(State*)memory;
-        const Scratch scratch = memory + size;
-        int64_t id[8], steps[8], used = 0;
+        const Scratch scratch = {{memory + size}};
+        int64_t id[LANES], steps[LANES], used = 0;
         auto take = [&](int l) {{
             for (;;) {{
                 id[l] = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
@@ -305,13 +319,13 @@ extern "C" void {symbol}(const int64_t* call)
             steps[l] = 0;
             return true;
         }};
-        for (int l = 0; l < 8; ++l) used += take(l);
-        for (int l = 0; used && l < 8; ++l) /* empty lanes repeat another problem */
-            for (int k = 0; id[l] < 0 && k < 8; ++k)
+        for (int l = 0; l < LANES; ++l) used += take(l);
+        for (int l = 0; used && l < LANES; ++l) /* empty lanes repeat another problem */
+            for (int k = 0; id[l] < 0 && k < LANES; ++k)
                 if (id[k] >= 0) {{ load(s, at, id[k], l); break; }}
         while (used) {{
             if (begins) start(s, at, scratch); else advance(s, at, scratch);
-            for (int l = 0; l < 8; ++l) {{
+            for (int l = 0; l < LANES; ++l) {{
                 if (id[l] < 0 || (!begins && s.{status}[0][l] == {running} && ++steps[l] < most))
                     continue;
                 store(s, at, id[l], l);
