@@ -62,6 +62,7 @@ def divided(name: str, platform: Platform, figures: Figures) -> None:
     dist = torch.distributed
     if not dist.is_available():
         raise NotHere("this torch has no torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
@@ -75,10 +76,11 @@ def divided(name: str, platform: Platform, figures: Figures) -> None:
         meeting = f"file://{folder}/meeting"
         dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
         try:
-            fully_shard(model, mesh=dist.init_device_mesh(platform.device.type, (1,)))
+            fully_shard(model, mesh=init_device_mesh(platform.device.type, (1,)))
             params: list[Any] = list(model.parameters())
-            for p, q in zip(params, start, strict=True):
-                p.grad = DTensor.from_local(q.grad, p.device_mesh, p.placements, run_check=False)
+            grads: list[Any] = [p.grad for p in start]
+            for p, g in zip(params, grads, strict=True):
+                p.grad = DTensor.from_local(g, p.device_mesh, p.placements, run_check=False)
             walked(params, SHARDED[name])
             for i, (x, y) in enumerate(zip(params, plain, strict=True)):
                 check_close(x.full_tensor(), y, f"parameter {i}")

@@ -107,7 +107,7 @@ def residuals(x: Tensor, target: Tensor, model: torch.nn.Module) -> Tensor:
 Step = Callable[[], Any]
 
 
-def of_loss(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., Step]:
+def of_loss(make: Callable[..., Any]) -> Callable[..., Step]:
     """Steps with a closure of the loss."""
 
     def build(model: torch.nn.Module, errors: Callable[[], Tensor]) -> Step:
@@ -124,7 +124,7 @@ def of_loss(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., Step]:
     return build
 
 
-def of_residuals(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., Step]:
+def of_residuals(make: Callable[..., Any]) -> Callable[..., Step]:
     """Steps with a closure of the residuals."""
 
     def build(model: torch.nn.Module, errors: Callable[[], Tensor]) -> Step:
@@ -135,7 +135,7 @@ def of_residuals(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., St
 
 
 CLOSURES: dict[str, Callable[..., Step]] = {
-    "lbfgs": of_loss(partial(adapters.LBFGS, line_search_fn="strong_wolfe")),
+    "lbfgs": of_loss(lambda params: adapters.LBFGS(params, line_search_fn="strong_wolfe")),
     "ssbfgs": of_loss(adapters.SSBFGS),
     "ssbroyden": of_loss(adapters.SSBroyden),
     "sam": of_loss(partial(adapters.SAM, lr=0.05)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,7 @@ def loaded(text: str, device: torch.device) -> Launcher | None:
         RuntimeError: if NVRTC or the driver fails.
     """
     try:
-        from cuda.bindings import driver
+        driver: Any = import_module("cuda.bindings.driver")
     except ImportError:
         return None
     major, minor = torch.cuda.get_device_capability(device)
@@ -65,8 +66,7 @@ def loaded(text: str, device: torch.device) -> Launcher | None:
 def compiled(text: str, architecture: str) -> bytes | None:
     """The machine code of a text for an architecture such as "sm_90"; None without NVRTC."""
     try:
-        from cuda.bindings import nvrtc
-
+        nvrtc: Any = import_module("cuda.bindings.nvrtc")
         version = _checked(nvrtc.nvrtcVersion())
     except (ImportError, RuntimeError):  # the package, or the library that it loads
         return None
