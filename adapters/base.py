@@ -88,7 +88,8 @@ class OptimizerBase(torch.optim.Optimizer):
     Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     keeps_trees: keep the state of a custom transformation of trees by its paths.
-    without_lr: what to do if an LR scheduler gets an optimizer object without `lr`.
+    without_lr: advice to an LR scheduler of an object without `lr`, for an error that says so; None
+    in classes whose steps torch.compile traces, as it does not trace groups that raise errors.
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
@@ -97,7 +98,7 @@ class OptimizerBase(torch.optim.Optimizer):
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
-    without_lr: str = "leave out the LR scheduler"
+    without_lr: str | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -264,7 +265,7 @@ class OptimizerBase(torch.optim.Optimizer):
     def _explain_lr(self) -> None:
         """Let groups without `lr` say so to an LR scheduler."""
         for k, group in enumerate(self.param_groups):
-            if "lr" not in group:
+            if "lr" not in group and self.without_lr is not None:
                 self.param_groups[k] = GroupWithoutLr(group, self.without_lr)
 
     def _check_keys(self, group: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ class JointOptimizer(OptimizerBase):
     """
 
     keeps_trees = False
+    without_lr = "leave out the LR scheduler"
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
 
     def _construct(self, arguments: dict[str, Any]) -> None:

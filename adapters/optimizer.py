@@ -85,8 +85,6 @@ class Optimizer(OptimizerBase):
         ['exp_avg', 'exp_avg_sq', 'params_ema', 'step']
     """
 
-    without_lr = "give the recipe an argument lr, or leave out the LR scheduler"
-
     def __init__(
         self,
         params: ParamsT | torch.nn.Module,

@@ -195,9 +195,6 @@ KEYS = [
     (lambda: scheduled(copy.deepcopy(adapters.SSBroyden([p()]))), "leave out the LR scheduler"),
     (lambda: scheduled(reloaded(adapters.SSBFGS([p()]))), "leave out the LR scheduler"),
     (lambda: scheduled(adapters.LevenbergMarquardt([p()])), "it has damping, geodesic"),
-    (lambda: scheduled(of(fo.params_ema, decay=0.9)), "lr; it has decay; give the recipe an arg"),
-    (lambda: scheduled(reloaded(of(lambda: fo.sgd(0.1)))), "it has none; give the recipe an arg"),
-    (lambda: scheduled(copy.deepcopy(of(fo.sign))), "argument lr, or leave out the LR scheduler"),
     (lambda: adapters.AdamW([{"param": [p()]}]), "under the key params; it has param"),
 ]
 KINDS = ((TypeError, TYPES), (ValueError, VALUES), (AttributeError, NAMES), (KeyError, KEYS))
