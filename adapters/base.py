@@ -13,7 +13,6 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.capturing import check_capture
-from functional_optim.adapters.state.hyperparameters import GroupWithoutLr
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import named, place
 from functional_optim.adapters.state.numbers import numbers_of
@@ -88,8 +87,6 @@ class OptimizerBase(torch.optim.Optimizer):
     Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     keeps_trees: keep the state of a custom transformation of trees by its paths.
-    without_lr: advice to an LR scheduler of an object without `lr`, for an error that says so; None
-    in classes whose steps torch.compile traces, as it does not trace groups that raise errors.
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
@@ -98,7 +95,6 @@ class OptimizerBase(torch.optim.Optimizer):
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
-    without_lr: str | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -233,7 +229,6 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         given = with_kernels(param_group)
         transaction(self, self._add_checked, super().add_param_group, given)
-        self._explain_lr()
 
     def _add_checked(self, add: Callable[[Any], None], param_group: Any) -> None:
         if isinstance(param_group, dict):
@@ -261,12 +256,6 @@ class OptimizerBase(torch.optim.Optimizer):
                 if mine is not None and p.requires_grad:
                     check_views(mine.placements, p, name)
             check_parts(tx.placements, named(group))
-
-    def _explain_lr(self) -> None:
-        """Let groups without `lr` say so to an LR scheduler."""
-        for k, group in enumerate(self.param_groups):
-            if "lr" not in group and self.without_lr is not None:
-                self.param_groups[k] = GroupWithoutLr(group, self.without_lr)
 
     def _check_keys(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an unused hyperparameter of a new group.
@@ -384,7 +373,6 @@ class OptimizerBase(torch.optim.Optimizer):
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:
                     mine[key] = owned(value)
-        self._explain_lr()
 
 
 def _without(state: dict[str, Any], key: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
+from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
@@ -16,6 +17,16 @@ T = TypeVar("T")
 
 APART = ("lr", "method")
 """Hyperparameters that the object itself reads."""
+
+
+class JointGroup(dict[str, Any]):
+    """A parameter group, with an error for a key that it lacks: an LR scheduler of torch reads
+    `lr`. torch.compile does not trace steps with such groups."""
+
+    def __missing__(self, key: str) -> Any:
+        names = ", ".join([name for name in self if name not in PARAMS])
+        advice = "; leave out the LR scheduler" if key == "lr" else ""
+        raise KeyError(f"this optimizer has no hyperparameter {key}; it has {names}{advice}.")
 
 
 class JointOptimizer(OptimizerBase):
@@ -29,7 +40,6 @@ class JointOptimizer(OptimizerBase):
     """
 
     keeps_trees = False
-    without_lr = "leave out the LR scheduler"
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
 
     def _construct(self, arguments: dict[str, Any]) -> None:
@@ -39,6 +49,14 @@ class JointOptimizer(OptimizerBase):
         check_iterable(type(self).__name__, arguments["params"])
         self.compile, self.stored, self.capturable = False, None, False
         super().__init__(arguments["params"], hyper)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self.param_groups[-1] = JointGroup(self.param_groups[-1])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.param_groups[:] = map(JointGroup, self.param_groups)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation of a group's hyperparameters."""

@@ -30,23 +30,6 @@ PARAMS = ("params", "param_names")
 PLAIN_NUMBERS = (float, int, bool)
 
 
-class GroupWithoutLr(dict[str, Any]):
-    """A parameter group without `lr`, with an error for a key that it lacks: LR schedulers read
-    `lr`.
-
-    advice: what to do about the LR scheduler.
-    """
-
-    def __init__(self, group: dict[str, Any], advice: str) -> None:
-        super().__init__(group)
-        self.advice = advice
-
-    def __missing__(self, key: str) -> Any:
-        names = ", ".join([name for name in self if name not in PARAMS]) or "none"
-        advice = f"; {self.advice}" if key == "lr" else ""
-        raise KeyError(f"this optimizer has no hyperparameter {key}; it has {names}{advice}.")
-
-
 def host_values(group: dict[str, Any]) -> dict[str, Any]:
     """A group's hyperparameters, those in CPU tensors as Python numbers."""
     return {key: _host(value) for key, value in group.items() if key not in PARAMS}
