@@ -96,8 +96,7 @@ class Answers:
         paths = list(dict.fromkeys([path for _, leaves in parts for path in leaves]))
         for what, pattern in unfit(parts):
             message = (
-                f"functional_optim: the pattern {pattern!r} of the {what} matches no leaf; there "
-                f"are {some_of(paths)}."
+                f"the pattern {pattern!r} of the {what} matches no leaf; there are {some_of(paths)}"
             )
             warn_once(message, UserWarning)
 
@@ -263,8 +262,8 @@ class _InBfloat16(Answers):
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in leaves})
         if "bfloat16" not in dtypes:
             warn_once(
-                "functional_optim: master_weights keeps more bits of parameters in bfloat16, but "
-                f"these are in {' and '.join(dtypes)}, which are stepped as without it.",
+                "master_weights keeps more bits of parameters in bfloat16, but these are in "
+                f"{' and '.join(dtypes)}, which are stepped as without it",
                 UserWarning,
             )
 

@@ -254,7 +254,7 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
     """
     tensors = [x for x in numbers if isinstance(x, Tensor)]
     for group in groups:
-        _check_group(group)
+        _check_member(group)
     if tensors:
         here = tensors[0].device
         given = [torch.as_tensor(x, dtype=torch.float64, device=here) for x in numbers]
@@ -292,7 +292,7 @@ def check_group(who: str, group: Any) -> None:
         )
 
 
-def _check_group(group: Any) -> None:
+def _check_member(group: Any) -> None:
     if torch.compiler.is_compiling():
         return
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

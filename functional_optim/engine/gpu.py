@@ -46,7 +46,7 @@ class TritonExecutor(KernelExecutor):
         """Launches of the kernels of a task; None, with a warning, if one of them is unusable."""
         missing = kernels.DRIVERS[self.device.type].missing()
         if missing is not None:
-            return self._gave_way(f"no Triton kernels can be built here ({missing})")
+            return self._fall_back(f"no Triton kernels can be built here ({missing})")
         try:
             every = [] if takes_turns(scalars.placements) else self.graphs(grads, scalars)
         except kernels.Unsuitable:
@@ -60,11 +60,11 @@ class TritonExecutor(KernelExecutor):
             except kernels.CaptureError:
                 raise
             except Exception as error:  # from a compiler, or from the comparison with the rule
-                return self._gave_way(f"a Triton kernel cannot be used ({kernels.line(error)})")
+                return self._fall_back(f"a Triton kernel cannot be used ({kernels.line(error)})")
             found.append((own.members, launch))
         return TableLaunches(*self.launches(found)) if found else None
 
-    def _gave_way(self, what: str) -> None:
+    def _fall_back(self, what: str) -> None:
         kernels.fallback(what, f"steps on {self.device.type} run", strict=self.group.strict)
 
     def _launch(self, own: Served) -> TableLaunch:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from functional_optim.kernels import disk_cache, toolchain, watch
+from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.comparison import compare
 from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.divided import Combination, DividedLaunch
@@ -27,7 +28,6 @@ from functional_optim.kernels.failures import (
     line,
     refusal,
     warn_failed,
-    warn_once,
 )
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.interrupts import held

@@ -10,10 +10,10 @@ _warned: set[str] = set()
 
 
 def warn_once(message: str, kind: type[Warning] = RuntimeWarning) -> None:
-    """Warn, once a process, at the line that has called this package."""
+    """Warn, once a process, at the line that has called this package. message: without a period."""
     if message not in _warned:
         _warned.add(message)
-        warn(message, kind)
+        warn(f"functional_optim: {message}.", kind)
 
 
 def warn(message: str, kind: type[Warning] = RuntimeWarning) -> None:

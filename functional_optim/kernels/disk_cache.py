@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from functional_optim.kernels.failures import warn_once
+from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.isa_levels import PREBUILT
 
 try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functional_optim.kernels import callers
+from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.private import of_compiler
 
 
@@ -21,11 +21,6 @@ def refusal(what: str) -> RuntimeError:
 def cause(what: str, error: Exception) -> str:
     """Why something is not compiled: what failed, and its error."""
     return str(error) if isinstance(error, NoCompiler) else f"{what} ({line(error)})"
-
-
-def warn_once(message: str) -> None:
-    """Warn, once a process, at the line that has called this package."""
-    callers.warn_once(f"functional_optim: {message}.")
 
 
 def fallback(what: str, who: str, *, strict: bool) -> None:

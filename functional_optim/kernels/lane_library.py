@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import lane_threads, lanes
+from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.lane_program import Program
 from functional_optim.kernels.lanes import MEMORY, VECTOR, check
@@ -199,6 +199,10 @@ def compiled(
         return None
     made = LaneLibrary(call, state, [*tapes[0].fixed, *tapes[1].fixed])
     if gpu and not _agrees(made, x, data, tapes[0].captured, values):
+        warn_once(
+            f"the program of a solver for {x.device} gives other values than torch, so it is not "
+            "used; report it, with the function that it solves"
+        )
         raise Unsuitable("a program with other values than torch's")
     return made
 
@@ -210,7 +214,7 @@ def _agrees(
     captured: Sequence[Tensor],
     values: Sequence[Sequence[Tensor]],
 ) -> bool:
-    """Whether a program starts and steps the recorded problem as torch does, or warns."""
+    """Whether a program starts and steps the recorded problem as torch does."""
     states = made.states(1)
     states[0].copy_(x)
     for begins, expected in zip((True, False), values, strict=True):
@@ -220,10 +224,5 @@ def _agrees(
             if not torch.allclose(
                 mine.double(), other.double(), rtol=rounding, atol=rounding, equal_nan=True
             ):
-                warnings.warn(
-                    f"The program of a solver for {x.device} gives other values than torch, so "
-                    "this solver runs eagerly. Report it, with the function that it solves.",
-                    stacklevel=2,
-                )
                 return False
     return True
