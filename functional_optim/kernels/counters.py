@@ -118,25 +118,33 @@ template <class T> static inline void of_words(T& a, T& b, const uint32_t x, con
 
 /* The noise of groups of elements: at least as many as there are elements. start: the first one, of
    a group. */
-typedef uint64_t Words __attribute__((vector_size(64)));
+#ifdef __AVX512F__
+enum { WIDE = 8 }; /* words of a vector: of one that is too long, g++ makes scalars */
+#else
+enum { WIDE = 4 };
+#endif
+typedef uint64_t Words __attribute__((vector_size(8 * WIDE)));
 template <class T>
 static inline void noise(T* __restrict__ out, const Keys keys, const int64_t start,
                          const int64_t count)
 {
-    const Words lane = {0, 1, 2, 3, 4, 5, 6, 7};
     const uint64_t odd = keys.second | 1, i = (uint64_t)start / 2;
-    Words at = keys.first + (lane + i) * odd;
-    const Words next = (lane & 0) + 8 * odd, key = (lane & 0) + keys.second;
-    const Words first = (lane & 0) + FIRST, second = (lane & 0) + SECOND;
+    Words at[8 / WIDE], zero = {};
+    for (int k = 0; k < 8; ++k)
+        at[k / WIDE][k % WIDE] = keys.first + (k + i) * odd;
+    const Words next = zero + 8 * odd, key = zero + keys.second;
+    const Words first = zero + FIRST, second = zero + SECOND;
     for (int64_t j = 0; j < count; j += GROUP) {
         uint32_t words[2][LANES];
         for (auto& own : words) {
-            Words z = at;
-            z = (z ^ (z >> 30)) * first;
-            z = (z ^ (z >> 27) ^ key) * second;
-            z ^= z >> 31;
-            memcpy(own, &z, sizeof(own));
-            at += next;
+            for (int h = 0; h < 8 / WIDE; ++h) {
+                Words z = at[h];
+                z = (z ^ (z >> 30)) * first;
+                z = (z ^ (z >> 27) ^ key) * second;
+                z ^= z >> 31;
+                memcpy(own + 2 * WIDE * h, &z, sizeof(z));
+                at[h] += next;
+            }
         }
 #pragma omp simd
         for (int k = 0; k < LANES; ++k)
