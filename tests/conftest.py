@@ -74,20 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
-UNTRACED = "Dynamo cannot trace optree C/C++ function"
-"""What torch.compile of torch 2.9 says of any transformation or solver: README names this limit."""
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A test that fails with `UNTRACED` under torch 2.9 is skipped."""
-    report = yield
-    if torch.__version__ < "2.10" and call.excinfo and UNTRACED in str(report.longrepr):
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, "Skipped: torch 2.9 cannot compile trees of optree")
-    return report
-
-
 def pytest_configure(config: pytest.Config) -> None:
     own_process.register(config)
     gc.set_threshold(*OBJECTS)

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.calls import takes
 from functional_optim.core.ravel import Ravel
+from functional_optim.kernels.private import differentiates
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.implicit import constants
 
@@ -42,8 +44,8 @@ def solver_input(
     Raises:
         TypeError: for a function of other arguments, for parameters that are not real
             floating-point tensors and, in a batch, for args that are not tensors.
-        ValueError: under torch.vmap, and if args and x0 have different numbers of problems, or a
-            batch has none.
+        ValueError: under torch.vmap, if args and x0 have different numbers of problems, if a batch
+            has none, and if the function uses other tensors that torch.func differentiates.
         RuntimeError: in torch's inference mode.
     """
     check_derivatives(name)
@@ -61,9 +63,26 @@ def solver_input(
             f"{name} calls fun(x, *args) with {len(args)} args, which the function does not take; "
             "pass args=(a, b) for fun(x, a, b), or put values into its closure."
         )
+    if modes.transformed():
+        check_captured(name, torch.vmap(fun)(x0, *args) if batched else fun(x0, *args))
     bound = fun if batched or not args else lambda params: fun(params, *args)
     x = flat.vector(x0).reshape(-1, one.size)
     return SolverInput(x0, args, flat, one, x, bound, args if batched else (), tuple(rest))
+
+
+def check_captured(name: str, found: Any) -> None:
+    """Raise ValueError if results for constant parameters and args have derivatives: a solver would
+    lose them. torch.func's transforms would take them for zero."""
+    check_known(name, found)
+    for x in tree.leaves(found):
+        if not isinstance(x, Tensor):
+            continue
+        recorded = x.requires_grad and differentiates(x)
+        if recorded or unpack_dual(x).tangent is not None:
+            raise ValueError(
+                f"the function of {name} uses a tensor that torch.func differentiates, and that is "
+                "not in args; pass it in args, or detach it if its derivative is to be 0."
+            )
 
 
 def check_derivatives(name: str) -> None:
@@ -252,8 +271,6 @@ def count_of(x: Tensor, *, batched: bool) -> Any:
 
 def ending(status: Tensor, messages: Mapping[int, str], *, batched: bool) -> tuple[Any, Any, Any]:
     """`status`, `success` and `message` of a result, from the statuses (B,)."""
-    # in transforms of torch.func, tensors lack the memory that `tolist` of torch 2.9 reads
-    numbers = [int(x) for x in status] if modes.transformed() else status.tolist()
-    said = [messages[x] for x in numbers]
+    said = [messages[x] for x in status.tolist()]
     success = status > 0
     return (status, success, said) if batched else (int(status), bool(success), said[0])

@@ -160,3 +160,37 @@ def test_numbers_that_are_not_finite_leave_derivatives_as_they_are():
         return fo.least_squares(lambda x, y: (x - y[:1]).reshape(1), mean, (y,)).x
 
     assert torch.func.grad(solved)(y)[0] == 1.0
+
+
+SOLVERS = {
+    "least_squares": lambda fun, x, *own: fo.least_squares(fun, x, *own),
+    "minimize": lambda fun, x, *own: fo.minimize(lambda *a: fun(*a).square().sum(), x, *own),
+    "root": lambda fun, x, *own: fo.root(fun, x, *own),
+}
+ONES = torch.ones(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.jacrev])
+@pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS)
+def test_a_derivative_of_a_tensor_in_the_closure_is_refused_where_it_would_be_zero(solve, transform):
+    def through_closure(a):
+        return solve(lambda x: x**3 - a, ONES).x.sum()
+
+    def through_args(a):
+        return solve(lambda x, a: x**3 - a, ONES, (a,)).x.sum()
+
+    def as_constant(a):
+        return solve(lambda x: x**3 - a.detach(), ONES).x.sum() + a.sum()
+
+    with pytest.raises(ValueError, match=r"not in args; pass it in args, or detach it"):
+        transform(through_closure)(8 * ONES)
+    torch.testing.assert_close(transform(through_args)(8 * ONES), ONES / 12, atol=1e-4, rtol=1e-4)
+    assert torch.equal(transform(as_constant)(8 * ONES), ONES)
+    weight = ONES.clone().requires_grad_()  # of another derivative, which needs no args
+    other = transform(lambda a: solve(lambda x, a: weight * x**3 - a, ONES, (a,)).x.sum())
+    torch.testing.assert_close(other(8 * ONES), ONES / 12, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mapped_tensor_in_the_closure_is_refused():
+    with pytest.raises(ValueError, match="pass batched=True"):
+        torch.vmap(lambda a: fo.root(lambda x: x**3 - a, ONES).x)(torch.ones(3, 2).double())

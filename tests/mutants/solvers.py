@@ -14,6 +14,15 @@ def of(file: str, test: str, *faults: tuple[str, str, str]) -> list[Mutant]:
 
 MUTANTS = [
     *of(
+        "given",
+        "test_implicit.py",
+        (
+            "the derivative of a tensor in a closure is 0",
+            "recorded = x.requires_grad and differentiates(x)",
+            "recorded = False",
+        ),
+    ),
+    *of(
         "linear",
         "test_linear_solvers.py",
         ("matrices of a batch are not padded", "if not any(widths):", "if True:"),
