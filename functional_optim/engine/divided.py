@@ -145,7 +145,7 @@ class DividedTask:
         self.used = used
         self.natives = natives
         self.places: list[int] = []
-        self.launches: list[tuple[list[int], kernels.Launch]] = []
+        self.launches: list[tuple[list[int], kernels.DividedLaunch]] = []
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """The measurements on the rows of this process, as partial sums of a DTensor."""
@@ -180,8 +180,8 @@ class DividedTask:
         pairs = zip(executor.params, executor.slots, strict=True)
         return [list(map(sharding.shard, (p, *present(slots[: self.used])))) for p, slots in pairs]
 
-    def _launched(self, rows: list[list[Tensor]]) -> list[tuple[list[int], kernels.Launch]]:
-        found: list[tuple[list[int], kernels.Launch]] = []
+    def _launched(self, rows: list[list[Tensor]]) -> list[tuple[list[int], kernels.DividedLaunch]]:
+        found: list[tuple[list[int], kernels.DividedLaunch]] = []
         for own, native in self.natives:
             served = own.served
             for some in _buckets([self.executor.params[i].numel() for i in served.members]):
@@ -196,6 +196,9 @@ class DividedTask:
                     combine=self.executor.combine,
                 )
                 found.append((members, launch))
+        memory = torch.empty(max(launch.needed for _, launch in found), dtype=torch.uint8)
+        for _, launch in found:
+            launch.use(memory)
         return found
 
 

@@ -33,7 +33,8 @@ class DividedLaunch(Launch):
     """A launch whose tensors have their other rows in other processes.
 
     The passes of the library are called one by one. What is reduced over rows is put together in
-    between, for all tensors at once.
+    between, for all tensors at once. Each tensor has separate scratch memory, which lasts from one
+    pass to the next; launches that run one after the other share it. Call `use` before `ready`.
 
     Args:
         wholes: for each tensor the rows that all processes have together.
@@ -53,7 +54,9 @@ class DividedLaunch(Launch):
     ) -> None:
         self.wholes = wholes
         self.combine = combine
+        self.sizes = sizes
         self.phases: list[list[Total]] = [[]]
+        self.table_rows: list[TableRow] = []  # none for a library without passes
         super().__init__(native, sizes, rows, constants, threads)
 
     def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
@@ -62,17 +65,25 @@ class DividedLaunch(Launch):
     def _set_table(
         self, sizes: Sequence[Sequence[int]], threads: int, chunk: int
     ) -> list[TableRow]:
-        """The same; each tensor has separate scratch memory, which lasts from one pass to the
-        next."""
-        rows = super()._set_table(sizes, threads, chunk)
-        needed = [own for _, own, _ in rows]
-        self.memory = torch.empty(sum(needed) + ALIGNED, dtype=torch.uint8)
-        base = self.memory.data_ptr()
-        at = [*accumulate(needed[:-1], initial=-base % ALIGNED)]
+        self.table_rows = super()._set_table(sizes, threads, chunk)
+        return self.table_rows
+
+    @property
+    def needed(self) -> int:
+        """Bytes of scratch memory."""
+        return sum([own for _, own, _ in self.table_rows]) + ALIGNED
+
+    def use(self, memory: Tensor) -> None:
+        """Take scratch memory: bytes, at least as many as are needed."""
+        if not self.table_rows:
+            return
+        self.memory = memory
+        base = memory.data_ptr()
+        at = [*accumulate([own for _, own, _ in self.table_rows[:-1]], initial=-base % ALIGNED)]
         self.homes = array.array("q", [base + x for x in at])
         self.call[16] = self.homes.buffer_info()[0]
         source = self.native.source
-        offsets = [row[0][source.sizes + 3 :] for row in rows]
+        offsets = [row[0][source.sizes + 3 :] for row in self.table_rows]
         self.phases = []
         for kept in source.totals:
             found: dict[tuple[Combination, torch.dtype], Total] = {}
@@ -81,13 +92,12 @@ class DividedLaunch(Launch):
                 dtype = DTYPES[own.kind]
                 assert own.place is not None
                 total = found.setdefault((how, dtype), Total(how))
-                for i, size in enumerate(sizes):
+                for i, size in enumerate(self.sizes):
                     first = at[i] + offsets[i][own.place]
                     count = torch.Size([size[k] for k in own.axes]).numel()
-                    view = self.memory[first : first + count * dtype.itemsize].view(dtype)
+                    view = memory[first : first + count * dtype.itemsize].view(dtype)
                     total.add(view, empty=size[0] == 0)
             self.phases.append([*found.values()])
-        return rows
 
     def ready(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]

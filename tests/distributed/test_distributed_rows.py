@@ -1,5 +1,7 @@
 """Rules that reduce, on rows that two processes divide: compiled, they do what one process does."""
 
+from unittest import mock
+
 import cases
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.engine import divided
 from functional_optim.engine.divided import DividedExecutor
 
 pytestmark = needs_gloo
@@ -70,6 +73,7 @@ def parts(mesh, folder):
     found = {
         f"rows-{case.name}": lambda case=case: train(lambda: case.tx(), divide) for case in CASES
     }
+    found["rows-in-buckets"] = lambda: in_buckets(lambda: fo.adafactor(), divide)
     found["rows-own"] = lambda: train(lambda: norms(0.1), divide)
     found["rows-nan"] = lambda: train(lambda: norms(0.1), divide, spoiled="matrix")
     found["rows-compile"] = lambda: step_functionally(divide)
@@ -85,6 +89,12 @@ def step_functionally(divide):
         grads = {name: divide(x) for name, x in drawn(k + 1).items()}
         params, state = step(grads, state, params)
     return {name: whole(x) for name, x in params.items()}
+
+
+def in_buckets(tx, divide):
+    """Each tensor's passes run by themselves, in scratch memory that all of them use in turn."""
+    with mock.patch.object(divided, "BUCKET", 1):
+        return train(tx, divide)
 
 
 def alone(x):
@@ -107,6 +117,12 @@ def test_a_rule_of_ones_own(name, spoiled, both):
     for mine in results(both, f"rows-{name}"):
         torch.testing.assert_close(mine[0], params, rtol=1e-12, atol=1e-12, equal_nan=True)
         assert mine[2] == len(SHAPES)
+
+
+def test_buckets_that_share_scratch_memory(both):
+    params, states, _ = train(lambda: fo.adafactor(), alone, compile=False)
+    for mine in results(both, "rows-in-buckets"):
+        assert_close(mine[:2], (params, states), 1e-12)
 
 
 def test_functional_steps(both):
