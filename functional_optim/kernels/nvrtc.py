@@ -1,6 +1,6 @@
 """Kernels in CUDA C++: compiled by NVRTC, kept on disk, and launched with integers.
 
-`cuda.bindings`, NVIDIA's package, comes with torch for CUDA from torch 2.10 on.
+`cuda.bindings`, NVIDIA's package, comes with torch for CUDA.
 """
 
 from __future__ import annotations
