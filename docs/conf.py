@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
@@ -18,6 +19,9 @@ from functional_optim import __version__
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "glob pattern" not in str(record.msg)
 )
+
+# of torch 2.14 itself, in forward-mode derivatives
+warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
 
 project = "functional_optim"
 author = "the authors of functional_optim"
