@@ -189,7 +189,7 @@ class Ranks:
     def __init__(
         self, group: Any, shapes: dict[int, torch.Size], device: torch.device, *, spread: bool
     ) -> None:
-        _check_group(group)
+        sharding.check_member("matrix_owners", group)
         self.group = group
         self.device = device
         self.n = torch.distributed.get_world_size(group)
@@ -286,21 +286,6 @@ def _all_gather() -> Any:
     """The collective that gathers equal vectors, by its name in this version of torch."""
     given = torch.distributed
     return getattr(given, "all_gather_single", None) or given.all_gather_into_tensor
-
-
-def _check_group(group: Any) -> None:
-    """Raise RuntimeError unless this process can communicate in a group."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise RuntimeError(
-            "matrix_owners spreads matrices over processes, but torch.distributed is not "
-            "initialized here; call torch.distributed.init_process_group first, or leave "
-            "matrix_owners out."
-        )
-    if torch.distributed.get_rank(group) < 0:
-        raise RuntimeError(
-            "this process is not in the process group that matrix_owners was given; pass the group "
-            "whose processes have these parameters."
-        )
 
 
 def _there(x: Transfer) -> Tensor:

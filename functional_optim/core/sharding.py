@@ -254,7 +254,7 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
     """
     tensors = [x for x in numbers if isinstance(x, Tensor)]
     for group in groups:
-        _check_member(group)
+        check_member("sharded_over", group)
     if tensors:
         here = tensors[0].device
         given = [torch.as_tensor(x, dtype=torch.float64, device=here) for x in numbers]
@@ -292,18 +292,19 @@ def check_group(who: str, group: Any) -> None:
         )
 
 
-def _check_member(group: Any) -> None:
+def check_member(who: str, group: Any) -> None:
+    """Raise RuntimeError unless this process can communicate in a group. who: the combinator."""
     if torch.compiler.is_compiling():
         return
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise RuntimeError(
-            "sharded_over adds up what processes measure, but torch.distributed is not initialized "
-            "here; call torch.distributed.init_process_group first, or leave sharded_over out."
+            f"{who} needs torch.distributed, which is not initialized here; call "
+            f"torch.distributed.init_process_group first, or leave {who} out."
         )
     if torch.distributed.get_rank(group) < 0:
         raise RuntimeError(
-            "this process is not in the process group that sharded_over was given, so it cannot "
-            "take part in its sums; pass the group over which its own parameters are divided."
+            f"this process is not in the process group that {who} was given; pass the group whose "
+            "processes have these parameters."
         )
 
 

@@ -194,17 +194,25 @@ def compiled(
     gpu = x.device.type in DRIVERS
     kind = lane_threads if gpu else lanes
     source = LaneSource(fields, len(state), status(), running, routines, kind)
-    call = lane_threads.on_device(source.text, x.device) if gpu else on_host(source)
-    if call is None:
-        return None
-    made = LaneLibrary(call, state, [*tapes[0].fixed, *tapes[1].fixed])
-    if gpu and not _agrees(made, x, data, tapes[0].captured, values):
-        warn_once(
-            f"the program of a solver for {x.device} gives other values than torch, so it is not "
-            "used; report it, with the function that it solves"
-        )
-        raise Unsuitable("a program with other values than torch's")
-    return made
+    fixed = [*tapes[0].fixed, *tapes[1].fixed]
+    if not gpu:
+        call = on_host(source)
+        return None if call is None else LaneLibrary(call, state, fixed)
+    try:
+        call = lane_threads.on_device(source.text, x.device)
+        if call is None:
+            return None
+        made = LaneLibrary(call, state, fixed)
+        if _agrees(made, x, data, tapes[0].captured, values):
+            return made
+        why = "gives other values than torch"
+    except RuntimeError as error:  # of the compiler, the driver or the device
+        why = f"fails ({error})"
+    warn_once(
+        f"the program of a solver for {x.device} {why}, so it is not used; report it, with the "
+        "function that it solves"
+    )
+    raise Unsuitable("a program that does not do what torch does")
 
 
 def _agrees(

@@ -140,6 +140,19 @@ def test_a_program_that_computes_something_else_is_not_used(driver, routine, mon
     torch.testing.assert_close(found.x.cpu(), expected.x, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("moment", ["compiled", "launched"])
+def test_a_program_that_fails_is_not_used(driver, moment, monkeypatch):
+    def failing(*given):
+        raise RuntimeError("NVRTC failed (NVRTC_ERROR_COMPILATION)")
+
+    driver.threads = failing if moment == "compiled" else lambda text, device: failing
+    monkeypatch.setattr(callers, "_warned", set())
+    with pytest.warns(RuntimeWarning, match=r"fails \(NVRTC failed .*\), so it is not used"):
+        found = fit(fake.DEVICE, compile=True, max_nfev=200)
+    torch.testing.assert_close(found.x.cpu(), fit("cpu").x, rtol=1e-6, atol=1e-6)
+
+
 def test_nvrtc_compiles_the_programs_for_an_h100(driver):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVIDIA's package is not installed")
     texts = []

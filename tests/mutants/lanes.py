@@ -99,8 +99,8 @@ MUTANTS = [
                 "a program of a GPU is not compared with torch",
                 "kernels/lane_library",
                 "something_else",
-                "if gpu and not _agrees(",
-                "if False and not _agrees(",
+                "if _agrees(made,",
+                "if True or _agrees(made,",
             ),
             (
                 "a thread makes one step more",
