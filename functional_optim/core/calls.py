@@ -141,10 +141,11 @@ def explained(
             check_numbers(make, names, args, kwargs or {})
         except TypeError as named:
             return named
+    text = text.partition(". Did you mean ")[0]  # of Python 3.13, which knows similar names only
     call, unexpected, name = text.partition("() got an unexpected keyword argument ")
     if not unexpected or call not in (make.__name__, make.__qualname__):
         return error
-    here = hint_for_argument(name.partition(".")[0].strip("'"))
+    here = hint_for_argument(name.strip("'"))
     known = [x for x in inspect.signature(make).parameters if x != "self"]
     advice = f"pass {here}" if here else f"it takes {', '.join(known)}"
     return TypeError(f"{text}; {advice}.")
