@@ -185,9 +185,8 @@ def forward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tens
     def push(direction: Tensor) -> Any:
         return jvp(f, (x,), (direction.expand_as(x),))
 
-    places: Any = (None, 0)  # r is the same for all directions
-    r, columns = vmap(push, out_dims=places)(eye)
-    return r, columns.movedim(0, -2)
+    r, columns = vmap(push)(eye)
+    return r[0], columns.movedim(0, -2)  # r is the same for all directions
 
 
 def backward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,11 +231,16 @@ def twice_backward(
     return r.detach(), columns.movedim(0, -2)
 
 
-def linearized(f: Callable[[Tensor], Tensor], x: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """f(x) and its transposed Jacobian, (..., n, m), in the mode that takes fewer passes."""
+def linearized(
+    f: Callable[[Tensor], Tensor], x: Tensor, m: int, *, recorded: bool = False
+) -> tuple[Tensor, Tensor]:
+    """f(x) and its transposed Jacobian, (..., n, m), in the mode that takes fewer passes.
+
+    recorded: whether both must be differentiable by autograd.
+    """
     if m < x.shape[-1]:
         return backward_over(f, x)
-    if not modes.traced():
+    if not recorded and not modes.traced():
         return twice_backward(f, x)
     try:
         return forward_over(f, x)
@@ -262,7 +266,9 @@ def blocks(fn: ResidualFn, flat: Ravel, x: Tensor) -> Iterator[tuple[Tensor, Ten
         yield from _blocks_of_samples(fn, flat, x)
     else:
         f = on_vector(fn, flat)
-        r, columns = linearized(f, x, count(f, x))
+        there = f(x.detach())  # requires a gradient if tensors of a closure do
+        recorded = there.requires_grad or (x.requires_grad and torch.is_grad_enabled())
+        r, columns = linearized(f, x, there.shape[-1], recorded=recorded)
         yield r, columns.mT
 
 

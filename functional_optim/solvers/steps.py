@@ -125,7 +125,7 @@ def tried(at: Here, fn: Any, p: Tensor, found: Tensor) -> Tried:
     """Evaluate the residuals after a step p, (n,), and compare with the prediction."""
     trial = at.flat.snap(at.x + p.to(at.x.dtype))
     step = trial - at.x
-    r = residuals.on_vector(fn, at.flat)(trial).detach().to(torch.float64)
+    r = residuals.on_vector(fn, at.flat)(trial).to(torch.float64)
     wide = step.to(torch.float64)
     predicted = -(at.system.g * wide).sum() - 0.5 * at.system.along(wide)
     rho = ratio(at.cost - 0.5 * (r * r).sum(), predicted)

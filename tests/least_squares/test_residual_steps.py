@@ -288,3 +288,33 @@ def test_a_train_step_takes_residuals_by_name():
 
 def loss_of(p):
     return 0.5 * (plain(p) ** 2).sum()
+
+
+@pytest.mark.parametrize("place", ["parameters", "closure"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_derivatives_through_steps_are_those_of_finite_differences(name, place):
+    matrix = torch.tensor([[1.0, 2.0], [0.5, -1.0], [2.0, 1.0]], dtype=DOUBLE)
+
+    def run(a):
+        start, b = (1.5 * a, 0.5) if place == "parameters" else (1.5, a)
+        p = start * torch.tensor([1.0, 0.4], dtype=DOUBLE)
+        p, _ = trained(RECIPES[name](), p, 4, lambda p: (matrix @ p) ** 2 - b)
+        return (p * p).sum()
+
+    a = torch.tensor(0.7, dtype=DOUBLE)
+    expected = (run(a + 1e-6) - run(a - 1e-6)) / 2e-6
+    variable = a.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(run(variable), variable)
+    assert torch.allclose(slope, expected, rtol=1e-5, atol=1e-8)
+    assert torch.allclose(torch.func.grad(run)(a), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_an_ensemble_of_plain_residuals_under_vmap():
+    tx = fo.gauss_newton()
+    members = torch.tensor([[1.0, 0.4], [0.5, 2.0]], dtype=DOUBLE)
+
+    def step(p):
+        return tx.update(None, tx.init(p), p, residual_fn=lambda p: torch.cat([p**2 - 1, p]))[0]
+
+    alone = torch.stack([step(p) for p in members])
+    assert torch.allclose(torch.vmap(step)(members), alone, rtol=1e-12)
