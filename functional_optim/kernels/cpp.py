@@ -31,6 +31,9 @@ VALUE = {**STORED, torch.bfloat16: "float", torch.float16: "float", torch.bool: 
 NUMBER = re.compile(r"\((float|double)\)-?0x[0-9a-f.p+-]+")
 """A constant of floating point, as C++ has it; neither NaN nor infinite."""
 
+SHORT = (torch.uint8, torch.int8, torch.int16)
+"""Integers to which a larger number is cast modulo their range, as ATen does it."""
+
 HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -138,6 +141,8 @@ class Cpp:
             return f"({x} != 0)"
         if old is torch.bool:  # a choice, of which g++ makes vectors
             return f"({x} ? ({VALUE[new]})1 : ({VALUE[new]})0)"
+        if old.is_floating_point and new in SHORT:  # C++ leaves a larger number undefined
+            x = f"(int32_t){x}"
         return f"({VALUE[new]}){x}"
 
     @staticmethod

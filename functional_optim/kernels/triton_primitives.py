@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functional_optim.kernels.counters import noise_lines
-from functional_optim.kernels.cpp import HALF, STORED, Cpp
+from functional_optim.kernels.cpp import HALF, SHORT, STORED, Cpp
 from functional_optim.kernels.node import Unsuitable
 
 TYPES = {
@@ -94,6 +94,8 @@ class Triton(Cpp):
             return f"({x} != 0)"
         if old is torch.float64 and new in HALF:  # as the CPU rounds, by way of float32
             x = f"{x}.to(tl.float32)"
+        if old.is_floating_point and new in SHORT:
+            x = f"{x}.to(tl.int32)"
         return f"{x}.to({type_of(new)})"
 
     @staticmethod

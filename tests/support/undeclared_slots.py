@@ -53,6 +53,14 @@ def sums_in_half(u, p):
     return u + x.sum(dtype=torch.bfloat16).float() / u.numel() + x.mean(dtype=torch.half)
 
 
+def integers_of_larger_numbers(u, p):
+    """Casts modulo the range of a short integer, as ATen's."""
+    found = [
+        (x * u).to(kind) for x, kind in ((3e2, torch.uint8), (3e2, torch.int8), (5e4, torch.int16))
+    ]
+    return u + 1e-3 * sum([x.to(u.dtype) for x in found])
+
+
 rules(
     {
         "norms_in_half": norms_in_half,
@@ -60,6 +68,7 @@ rules(
         "spread_in_half": spread_in_half,
         "places_in_half": places_in_half,
         "sums_in_half": sums_in_half,
+        "integers_of_larger_numbers": integers_of_larger_numbers,
         "sums_of_whole_parts": lambda u, p: u + (10 * u).sum(dtype=torch.int64),
     },
     strict=True,
