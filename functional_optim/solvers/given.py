@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.calls import takes
 from functional_optim.core.ravel import Ravel
-from functional_optim.kernels.private import differentiates
 from functional_optim.solvers.box import Box
-from functional_optim.solvers.implicit import constants
+from functional_optim.solvers.implicit import constants, has_tangent, is_derived
+from functional_optim.solvers.residuals import is_searched, searched
 
 
 class SolverInput(NamedTuple):
@@ -45,10 +44,11 @@ def solver_input(
         TypeError: for a function of other arguments, for parameters that are not real
             floating-point tensors and, in a batch, for args that are not tensors.
         ValueError: under torch.vmap, if args and x0 have different numbers of problems, if a batch
-            has none, and if the function uses other tensors that torch.func differentiates.
+            has none, and for other arguments with derivatives.
         RuntimeError: in torch's inference mode.
     """
     check_derivatives(name)
+    check_constant(name, others)
     x0, args, *rest = constants((x0, args, *others))
     check_start(x0)
     check_known(name, (x0, args))
@@ -63,26 +63,84 @@ def solver_input(
             f"{name} calls fun(x, *args) with {len(args)} args, which the function does not take; "
             "pass args=(a, b) for fun(x, a, b), or put values into its closure."
         )
-    if modes.transformed():
-        check_captured(name, torch.vmap(fun)(x0, *args) if batched else fun(x0, *args))
     bound = fun if batched or not args else lambda params: fun(params, *args)
     x = flat.vector(x0).reshape(-1, one.size)
     return SolverInput(x0, args, flat, one, x, bound, args if batched else (), tuple(rest))
 
 
-def check_captured(name: str, found: Any) -> None:
-    """Raise ValueError if results for constant parameters and args have derivatives: a solver would
-    lose them. torch.func's transforms would take them for zero."""
-    check_known(name, found)
-    for x in tree.leaves(found):
-        if not isinstance(x, Tensor):
-            continue
-        recorded = x.requires_grad and differentiates(x)
-        if recorded or unpack_dual(x).tangent is not None:
+def check_constant(name: str, others: Any) -> None:
+    """Raise ValueError for bounds or scales with derivatives, which a solver would lose."""
+    for x in tree.leaves(others):
+        if isinstance(x, Tensor) and is_derived(x):
             raise ValueError(
-                f"the function of {name} uses a tensor that torch.func differentiates, and that is "
-                "not in args; pass it in args, or detach it if its derivative is to be 0."
+                f"{name} differentiates its solution with respect to args only, but bounds, "
+                "x_scale or f_scale require derivatives; detach them."
             )
+
+
+def first_value(
+    name: str, fun: Callable[..., Any], convert: Callable[[Any], Tensor], one: Ravel, x: Tensor,
+    args: Any, *, batched: bool,
+) -> Any:  # fmt: skip
+    """What a function returns for the first problem of x, (B, n). convert: makes it a tensor.
+
+    Raises:
+        TypeError, ValueError: those of convert.
+        ValueError: for a value that autograd does not derive with respect to x, and for one that
+            depends, outside of args, on a tensor that torch.func derives or on the x of another
+            solver, which would take the derivative for 0.
+    """
+    own = tree.map(lambda a: a[0], args) if batched else args
+    if modes.transformed():
+        value = fun(one.tree(x[0]), *own)
+        found = convert(value)
+        check_known(name, found)
+        check_lost(name, lost=is_derived(found))
+        return constants(value)
+    point = searched(x[0])
+    with torch.enable_grad():
+        value = fun(one.tree(point), *own)
+        found = convert(value)
+    check_recorded(name, found, point)
+    return constants(value)
+
+
+def check_recorded(name: str, found: Tensor, point: Tensor) -> None:
+    """Raise ValueError for values that autograd has not recorded from a point, and for those that
+    depend on the x of another solver."""
+    points = [a for a in sources(found) if is_searched(a)]
+    if not any(a is point for a in points):
+        raise ValueError(
+            "the value does not depend on x by operations that autograd records; leave out detach, "
+            "item, numpy and torch.tensor in the function."
+        )
+    check_lost(name, lost=len(points) > 1 or has_tangent(found))
+
+
+def check_lost(name: str, *, lost: bool) -> None:
+    """Raise ValueError for a derivative with respect to a tensor that is not in args."""
+    if lost:
+        raise ValueError(
+            f"the function of {name} uses a tensor that requires derivatives, and that is not in "
+            "args; pass it in args, or detach it if its derivative is to be 0."
+        )
+
+
+def sources(x: Tensor) -> list[Tensor]:
+    """The tensors without history from which autograd has recorded x."""
+    return [node.variable for node in nodes_of(x) if type(node).__name__ == "AccumulateGrad"]
+
+
+def nodes_of(x: Tensor) -> Iterator[Any]:
+    """The nodes of autograd's graph that lead to x."""
+    waiting = [torch.autograd.graph.get_gradient_edge(x).node] if x.requires_grad else []
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        before = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= before
+        waiting += before
 
 
 def check_derivatives(name: str) -> None:

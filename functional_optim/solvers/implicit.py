@@ -19,6 +19,7 @@ from torch.func import grad, jacfwd, vmap
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
+from functional_optim.kernels.private import differentiates
 from functional_optim.solvers.losses import Loss
 from functional_optim.solvers.residuals import as_vector
 
@@ -34,11 +35,19 @@ def constants(trees: Any) -> Any:
 def is_recorded(trees: Any) -> bool:
     """Whether derivatives with respect to a tensor are computed."""
     tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
-    if modes.transformed():
-        return bool(tensors)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return True
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    return bool(tensors) if modes.transformed() else any(map(is_derived, tensors))
+
+
+def is_derived(x: Tensor) -> bool:
+    """Whether derivatives with respect to a tensor are computed: inside of torch.func's transforms,
+    by one of them."""
+    known = differentiates(x) if modes.transformed() else torch.is_grad_enabled()
+    return (x.requires_grad and known) or has_tangent(x)
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether forward mode derives a tensor."""
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 class ProblemFunction:
@@ -101,11 +110,7 @@ def _followed(
     if not is_recorded(args) or not bool(usable.any()):
         return x
     start = x
-    if not bool(usable.all()):
-        numbers = torch.arange(len(usable), device=x.device)
-        source = torch.where(usable, numbers, usable.nonzero()[0])
-        args = tree.map(lambda a: a[source], args)
-        x, free = x[source], free[source]
+    x, args, free = _usable_ones(usable, (x, args, free))
     H = function.of_all(jacfwd(slope), x, constants(args)).to(torch.float64)
     both = free.unsqueeze(-1) & free.unsqueeze(-2)
     H = torch.where(both, H, torch.diag_embed(torch.ones_like(H[..., 0])))
@@ -116,6 +121,26 @@ def _followed(
         step = (inverted @ F.unsqueeze(-1)).squeeze(-1).to(x.dtype)
         x = x - torch.where(free, step - step.detach(), 0.0)
     return torch.where(usable.unsqueeze(-1), x + _bounded(x, args), start)
+
+
+def _usable_ones(usable: Tensor, trees: Any) -> Any:
+    """The same of each usable problem, and of a usable one for the others."""
+    if bool(usable.all()):
+        return trees
+    numbers = torch.arange(len(usable), device=usable.device)
+    source = torch.where(usable, numbers, usable.nonzero()[0])
+    return tree.map(lambda a: a[source], trees)
+
+
+def followed(
+    function: ProblemFunction, values: Tensor, x: Tensor, args: tuple[Any, ...], usable: Tensor
+) -> Tensor:
+    """The values, (B, ...), of a function at solutions x, with derivatives with respect to args."""
+    if not is_recorded(args) or not bool(usable.any()):
+        return values
+    found = function.of_all(function, *_usable_ones(usable, (x, args)))
+    change = (found - found.detach()).to(values.dtype).reshape(values.shape)
+    return values + torch.where(usable.reshape(-1, *[1] * (values.dim() - 1)), change, 0.0)
 
 
 def _bounded(x: Tensor, args: tuple[Any, ...]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, tree
+from functional_optim import numeric
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
@@ -18,11 +18,12 @@ from functional_optim.solvers.given import (
     checked_bounds,
     count_of,
     ending,
+    first_value,
     mask_tree,
     of_each,
     solver_input,
 )
-from functional_optim.solvers.implicit import Cost, corrected
+from functional_optim.solvers.implicit import Cost, ProblemFunction, corrected, followed
 from functional_optim.solvers.losses import check_loss
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
@@ -56,7 +57,8 @@ class Result(NamedTuple):
     x: Any
     """The solution, a tree like x0."""
     cost: Tensor
-    """Half the sum of squares, or of the robust loss: 0-dim, float64."""
+    """Half the sum of squares, or of the robust loss: 0-dim, float64. x, cost and fun have
+    derivatives; other fields are constant."""
     fun: Tensor
     """Residuals at x: (m,)."""
     grad: Any
@@ -193,17 +195,19 @@ def least_squares(
         )
     args = args if isinstance(args, tuple) else (args,)
     _check_choices(method, bounds, linear_solver, batched=batched, compile=compile)
+    others = bounds, x_scale, f_scale
+    taken = solver_input("least_squares", fun, x0, args, *others, batched=batched)
+    flat, one, x, (limits, scale, _) = taken.flat, taken.one, taken.x, taken.others
     known_loss = check_loss(loss, f_scale)
-    taken = solver_input("least_squares", fun, x0, args, bounds, x_scale, batched=batched)
-    flat, one, x, (limits, scale) = taken.flat, taken.one, taken.x, taken.others
     most = 100 * one.size if max_nfev is None else max_nfev
     numeric.check_count("least_squares", 1, max_nfev=most)
     check_tolerances(ftol=ftol, xtol=xtol, gtol=gtol)
     box, x = checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)
     method = "trf" if box.exists else method
-    begin = flat.tree(x if batched else x[0])  # within the bounds, unlike a rounded x0
-    shape, m = _shape_of_residuals(fun, begin, taken.args, batched=batched)
+    first = first_value("least_squares", fun, as_vector, one, x, taken.args, batched=batched)
+    m = as_vector(first).numel()
+    shape = first.shape if isinstance(first, Tensor) else (m,)
     kind = "cholesky" if method == "trf" else linear.choose(linear_solver, one.size, m)
     problem = Problem(taken.fun, one, m, batched=batched, matrix_free=kind in ("cg", "lsmr"))
     eps = 10 * torch.finfo(flat.dtype).eps
@@ -225,17 +229,23 @@ def least_squares(
             "residuals, or their Jacobian, are not finite at x0; start elsewhere, or bound the "
             "parameters to the domain of the function."
         )
-    solution = found.x
+    solution, r, cost = found.x, found.r, found.cost
     if implicit and args:
         fixed = loop.outward(found.x, found.g, data)
         usable = found.status > 0
-        cost = Cost(fun, one, known_loss, batched=batched)
-        solution = corrected(cost, found.x, args, fixed, usable)
+        costs = Cost(fun, one, known_loss, batched=batched)
+        residuals = ProblemFunction(
+            lambda params, *own: as_vector(fun(params, *own)), one, batched=batched
+        )
+        solution = corrected(costs, found.x, args, fixed, usable)
+        r = followed(residuals, r, solution, args, usable)
+        cost = followed(costs, cost, solution, args, usable)
+    found = found._replace(r=r, cost=cost)
     return _result(found, solution, flat, data, shape, watch.history(), batched=batched)
 
 
 def _result(
-    found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: torch.Size,
+    found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: tuple[int, ...],
     history: IterateHistory | None, *, batched: bool,
 ) -> Result:  # fmt: skip
     def as_tree(vector: Tensor, *, stored: bool = False) -> Any:
@@ -281,18 +291,6 @@ def _check_choices(
             "out."
         )
     check_compile(compile=compile, batched=batched)
-
-
-def _shape_of_residuals(
-    fun: Callable[..., Any], x0: Any, args: Any, *, batched: bool
-) -> tuple[torch.Size, int]:
-    """The shape of the residuals of one problem, and their number."""
-    if batched:
-        x0, args = tree.map(lambda p: p[0], (x0, args))
-    with torch.no_grad():
-        value = fun(x0, *args)
-    r = as_vector(value)
-    return value.shape if isinstance(value, Tensor) else r.shape, r.numel()
 
 
 def _scales(given: Any, flat: Ravel, x: Tensor) -> Tensor:

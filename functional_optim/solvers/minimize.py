@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
@@ -19,10 +20,11 @@ from functional_optim.solvers.given import (
     checked_bounds,
     count_of,
     ending,
+    first_value,
     mask_tree,
     solver_input,
 )
-from functional_optim.solvers.implicit import ProblemFunction, corrected
+from functional_optim.solvers.implicit import ProblemFunction, corrected, followed
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
@@ -54,7 +56,8 @@ class Minimum(NamedTuple):
     x: Any
     """The solution, a tree like x0."""
     fun: Tensor
-    """The function's value at x: 0-dim, float64."""
+    """The function's value at x: 0-dim, float64. It has derivatives where x has them; other fields
+    are constant."""
     grad: Any
     """Its gradient, a tree like x0."""
     optimality: Tensor
@@ -190,6 +193,8 @@ def minimize(
     flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others
     known = _chosen(method)
     box, x = checked_bounds(limits, flat, x)
+    if modes.transformed():
+        first_value("minimize", fun, number, one, x, taken.args, batched=batched)
     objective = Objective(taken.fun, one, batched=batched)
     eps = torch.finfo(flat.dtype).eps
     rules = descent.DescentRules(
@@ -212,19 +217,21 @@ def minimize(
             "the function, or its gradient, is not finite at x0; start elsewhere, or bound the "
             "parameters to the domain of the function."
         )
-    solution = found.at.x
+    solution, value = found.at.x, found.at.f
     if implicit and args:
-        value = ProblemFunction(
+        function = ProblemFunction(
             lambda params, *own: number(fun(params, *own)), one, batched=batched
         )
         fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
-        solution = corrected(value, found.at.x, args, fixed, found.status > 0)
-    return _result(found, solution, flat, data, watch, batched=batched)
+        solution = corrected(function, found.at.x, args, fixed, found.status > 0)
+        value = followed(function, found.at.f, solution, args, found.status > 0)
+    return _result(found, solution, value, flat, data, watch, batched=batched)
 
 
 def _result(
     found: descent.DescentProgress,
     solution: Tensor,
+    value: Tensor,
     flat: Ravel,
     data: descent.DescentData,
     watch: Watch,
@@ -240,7 +247,7 @@ def _result(
     count = partial(count_of, batched=batched)
     return Minimum(
         as_tree(solution, stored=True),
-        at.f if batched else at.f[0],
+        value if batched else value[0],
         as_tree(at.g),
         optimality if batched else optimality[0],
         mask_tree(flat, data.box.sides(at.x), batched=batched),

@@ -12,6 +12,8 @@ from torch.func import grad, grad_and_value, jvp, vmap
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
+from functional_optim.solvers.given import check_recorded
+from functional_optim.solvers.residuals import searched
 
 
 def number(value: Any) -> Tensor:
@@ -34,11 +36,11 @@ class Objective:
 
     fun: of one problem's tree of parameters. one: the vector view of these. batched: whether there
     are many problems, evaluated by torch.vmap; otherwise B is 1, there are no arguments, and fun is
-    called directly. graph: `together` compiled, or None.
+    called directly. graph: `together` compiled, or None. known: whether a value was checked.
     """
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
-        self.fun, self.one, self.batched = fun, one, batched
+        self.fun, self.one, self.batched, self.known = fun, one, batched, False
         self.graph: Callable[[Tensor, Any], tuple[Tensor, Tensor]] | None = None
 
     def single(self, x: Tensor, *own: Any) -> Tensor:
@@ -67,10 +69,12 @@ class Objective:
                 return self.together(x, args)
             g, f = grad_and_value(self.single)(x[0])
             return f.unsqueeze(0), g.unsqueeze(0)
-        x = x.detach().requires_grad_()
+        x = searched(x)
         with torch.enable_grad():
             f = vmap(self.single)(x, *args) if self.batched else self.single(x[0]).unsqueeze(0)
-            _check_recorded(f)
+            if not self.known:
+                check_recorded("minimize", f, x)
+                self.known = True
             (g,) = torch.autograd.grad(f.sum(), x)
         return f, g
 
@@ -87,7 +91,7 @@ class Objective:
                 return found.detach().to(torch.float64)
 
             return pushed
-        point = x.detach().requires_grad_()
+        point = searched(x)
         with torch.enable_grad():
             f = vmap(self.single)(point, *args) if self.batched else self.single(point[0])
             g = None
@@ -115,19 +119,10 @@ class OneObjective(Objective):
 
     def __call__(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         own = tree.map(lambda a: a[0], args)
-        point = x[0].detach().requires_grad_()
+        point = searched(x[0])
         with torch.enable_grad():
             f = self.evaluate(point, *own)
-            _check_recorded(f)
+            check_recorded("minimize", f, point)
             (g,) = torch.autograd.grad(f, point)
         wide = torch.float64
         return f.detach().to(wide).reshape(1), g.to(wide).unsqueeze(0)
-
-
-def _check_recorded(f: Tensor) -> None:
-    """Raise ValueError for values without derivatives."""
-    if not f.requires_grad:
-        raise ValueError(
-            "the value does not depend on x by operations that autograd records; leave out detach, "
-            "item, numpy and torch.tensor in the function."
-        )

@@ -50,8 +50,9 @@ class Problem:
         """(B, n) → (B, m)."""
         if self.batched:
             return self._side_by_side(args)(x)
-        with torch.no_grad():
-            return as_vector(self.fun(self.one.tree(x[0]))).unsqueeze(0)
+        with torch.enable_grad():  # fun may need gradients of other tensors than x
+            r = as_vector(self.fun(self.one.tree(x[0])))
+        return r.detach().clone().unsqueeze(0)
 
     def linearize(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
         """Residuals and Jᵀ: (B, m) and (B, n, m), the latter None if `matrix_free`."""
@@ -60,7 +61,7 @@ class Problem:
         if self.matrix_free:
             return self.residuals(x, args), None
         r, J = residuals.jacobian(self.fun, self.one, x[0])
-        return r.unsqueeze(0), J.mT.unsqueeze(0)
+        return r.clone().unsqueeze(0), J.mT.unsqueeze(0)
 
     def together(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """The same of many problems."""

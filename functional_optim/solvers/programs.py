@@ -17,6 +17,7 @@ from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.tape import Tape, recorded
 from functional_optim.solvers import slots
 from functional_optim.solvers.compiled import in_blocks, key_of, used
+from functional_optim.solvers.given import nodes_of
 from functional_optim.solvers.slots import RUNNING
 
 Evaluate = Callable[..., Tensor]
@@ -182,15 +183,7 @@ def _captured(tape: Tape, evaluate: Evaluate) -> Evaluate:
 
 def _is_custom(value: Any) -> bool:
     """Whether a torch.autograd.Function has made a value, or one that it depends on."""
-    waiting, seen = [value.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                return True
-            seen.add(node)
-            waiting += [x for x, _ in node.next_functions]
-    return False
+    return any(isinstance(x, torch.autograd.function.BackwardCFunction) for x in nodes_of(value))
 
 
 def _made(make: Make, evaluate: Evaluate, x: Tensor, data: Any, now: Tape) -> Known | None:

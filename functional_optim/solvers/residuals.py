@@ -169,6 +169,18 @@ def as_vector(value: Any) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def searched(x: Tensor) -> Tensor:
+    """A solver's x, from which autograd records. A solver inside of the function knows it."""
+    point: Any = x.detach().requires_grad_()
+    point.is_searched = True
+    return point
+
+
+def is_searched(x: Tensor) -> bool:
+    """Whether a tensor is the x of a solver."""
+    return getattr(x, "is_searched", False)
+
+
 def on_vector(fn: ResidualFn, flat: Ravel) -> Callable[[Tensor], Tensor]:
     """The same residuals as a function of the parameters as one vector: (n,) → (m,)."""
     return lambda x: as_vector(fn(flat.tree(x)))
@@ -213,7 +225,7 @@ def twice_backward(
     first call of autograd with `grad_outputs` imports sympy, which take seconds: so this function
     differentiates sums. few: parameters up to which it differentiates along each separately.
     """
-    x = x.detach().requires_grad_()
+    x = searched(x)
     n = x.shape[-1]
     with torch.enable_grad():
         r = f(x)
@@ -310,8 +322,8 @@ def size(fn: ResidualFn, flat: Ravel, x: Tensor) -> int:
 
 
 def count(f: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """The number of residuals, without a derivative."""
-    with torch.no_grad():
+    """The number of residuals. f may need gradients of other tensors than x."""
+    with torch.enable_grad():
         return f(x.detach()).shape[-1]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, tree
+from functional_optim import numeric
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
@@ -19,6 +19,7 @@ from functional_optim.solvers.given import (
     check_compile,
     count_of,
     ending,
+    first_value,
     solver_input,
 )
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
@@ -167,7 +168,8 @@ def root(
     _check_choices(method, xtol, max_nfev)
     taken = solver_input("root", fun, x0, args, batched=batched)
     flat, one = taken.flat, taken.one
-    _check_square(fun, taken.x0, taken.args, one.size, batched=batched)
+    first = first_value("root", fun, as_vector, one, taken.x, taken.args, batched=batched)
+    _check_square(as_vector(first).numel(), one.size)
     problem = Problem(taken.fun, one, one.size, batched=batched)
     floor = 10 * torch.finfo(flat.dtype).eps
     rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
@@ -252,12 +254,8 @@ def _check_choices(method: Any, xtol: float, max_nfev: int | None) -> None:
         numeric.check_count("root", 1, max_nfev=max_nfev)
 
 
-def _check_square(fun: Callable[..., Any], x0: Any, args: Any, n: int, *, batched: bool) -> None:
+def _check_square(m: int, n: int) -> None:
     """Raise ValueError unless there are as many values as unknowns."""
-    if batched:
-        x0, args = tree.map(lambda p: p[0], (x0, args))
-    with torch.no_grad():
-        m = as_vector(fun(x0, *args)).numel()
     if m != n:
         raise ValueError(
             f"root needs as many values as unknowns, but the function returned {m} for {n}; use "

@@ -129,3 +129,33 @@ def test_float32_stops_at_its_own_precision():
     assert found.success
     assert found.x.dtype == torch.float32
     assert torch.allclose(found.x, torch.ones(2), atol=1e-6)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("solve", [fo.minimize, fo.least_squares, fo.root])
+def test_a_function_without_derivatives_is_refused(solve, batched):
+    """least_squares took x0 for a solution."""
+
+    def fun(x):
+        r = x.detach() - 3
+        return r.square().sum() if solve is fo.minimize else r
+
+    x0 = torch.ones((2, 2) if batched else 2, dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match="does not depend on x by operations that autograd records"
+    ):
+        solve(fun, x0, batched=batched)
+
+
+@pytest.mark.parametrize("method", ["newton", "lm", "broyden"])
+def test_a_function_may_return_the_same_tensor_again(method):
+    """root took values that the next call had overwritten for zero."""
+    kept = [torch.zeros(2, dtype=torch.float64)]
+
+    def fun(x):
+        kept[0] = kept[0].detach()
+        return kept[0].copy_(x * x - 9)
+
+    found = fo.root(fun, torch.ones(2, dtype=torch.float64), method=method)
+    torch.testing.assert_close(found.x, torch.full((2,), 3.0, dtype=torch.float64))
+    assert found.success

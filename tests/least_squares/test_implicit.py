@@ -194,3 +194,122 @@ def test_the_derivative_of_a_tensor_in_the_closure_is_refused(solve, transform):
 def test_a_mapped_tensor_in_the_closure_is_refused():
     with pytest.raises(ValueError, match="pass batched=True"):
         torch.vmap(lambda a: fo.root(lambda x: x**3 - a, ONES).x)(torch.ones(3, 2).double())
+
+
+@pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS)
+def test_a_solver_in_the_function_of_a_solver_takes_its_point_in_args(solve):
+    """The solution of the inner one was a constant for the outer one, which ended elsewhere."""
+
+    def by_closure(x):
+        return (solve(lambda y: y**3 + y - x, ONES).x, x)
+
+    def by_args(x):
+        return (solve(lambda y, x: y**3 + y - x, ONES, (x,)).x, x)
+
+    def cost(parts):
+        return ((parts[0] - parts[1] + 1) ** 2).sum() + parts[1].square().sum()
+
+    with pytest.raises(ValueError, match=r"not in args; pass it in args, or detach it"):
+        fo.minimize(lambda x: cost(by_closure(x)), ONES)
+    found = fo.minimize(lambda x: cost(by_args(x)), ONES)
+    torch.testing.assert_close(found.x, 0 * ONES, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS)
+def test_points_in_a_closure_may_require_gradients(solve):
+    """As those at which a function takes derivatives of a network."""
+    t = ONES.clone().requires_grad_()
+
+    def fun(x):
+        (slope,) = torch.autograd.grad((x**3 * t**2).sum(), t, create_graph=True)
+        return slope - 16  # 2 x³ t
+
+    found = solve(fun, ONES).x
+    torch.testing.assert_close(found, 2 * ONES, rtol=0, atol=1e-4)
+    assert not found.requires_grad
+
+
+FIELDS = {
+    "minimize": lambda a, **how: (
+        fo.minimize(
+            lambda x, a: ((x - a) ** 2).sum() + (x * a).sum(), ONES, (a,), gtol=1e-12, **how
+        ).fun
+    ),
+    "cost": lambda a, **how: fo.least_squares(lambda x, a: [x - a, x * a], ONES, (a,), **how).cost,
+    "fun": lambda a, **how: (
+        fo.least_squares(lambda x, a: torch.cat([x - a, x * a]), ONES, (a,), **how)
+        .fun.square()
+        .sum()
+    ),
+    "huber": lambda a, **how: (
+        fo.least_squares(
+            lambda x, a: [x - a, x * a], ONES, (a,), loss="huber", f_scale=0.7, **how
+        ).cost
+    ),
+}
+
+
+@pytest.mark.parametrize("bounds", [None, (0.8, 1.2)])
+@pytest.mark.parametrize("value", FIELDS.values(), ids=FIELDS)
+def test_the_value_at_the_solution_has_derivatives(value, bounds):
+    """They were 0 in torch.func's transforms."""
+    a, along = torch.tensor([0.9, 1.7]).double(), torch.tensor([0.6, -0.8]).double()
+
+    def f(a):
+        return value(a, bounds=bounds)
+
+    g = torch.func.grad(f)(a)
+    torch.testing.assert_close(g @ along, difference(f, a, along), rtol=1e-5, atol=1e-7)
+    primal, tangent = torch.func.jvp(f, (a,), (along,))
+    torch.testing.assert_close(tangent, g @ along)
+    assert torch.equal(primal, f(a))
+    own = a.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(f(own), own)[0], g)
+    second = difference(torch.func.grad(f), a, along)
+    torch.testing.assert_close(torch.func.hessian(f)(a) @ along, second, rtol=1e-5, atol=1e-6)
+
+
+def test_values_of_a_batch_have_derivatives_where_it_has_converged():
+    a = torch.tensor([[0.9, 1.7], [float("nan"), 1.0]]).double()
+
+    def total(a):
+        found = fo.least_squares(
+            lambda x, a: torch.cat([x - a, x * a]), torch.stack([ONES, ONES]), (a,), batched=True
+        )
+        return found.cost[0] + found.cost[1] + found.fun[:, 0].sum()
+
+    g = torch.func.grad(total)(a)
+    assert g[0].ne(0).all()
+    assert not g[1].any()
+
+
+LOST = "bounds, x_scale or f_scale require derivatives; detach them"
+
+
+@pytest.mark.parametrize("solve", [fo.minimize, fo.least_squares])
+def test_bounds_have_no_derivatives(solve):
+    def ended(upper):
+        value = (lambda x: (x - 3).square().sum()) if solve is fo.minimize else (lambda x: x - 3)
+        return solve(value, ONES, bounds=(None, upper)).x.sum()
+
+    upper = torch.tensor(1.2, dtype=torch.float64)
+    assert ended(upper) == 2.4
+    for transform in (torch.func.grad, torch.func.jacfwd):
+        with pytest.raises(ValueError, match=LOST):
+            transform(ended)(upper)
+        assert transform(lambda u: ended(u.detach()) + u)(upper) == 1
+        assert transform(lambda u: ended(upper) + u)(upper) == 1
+    with pytest.raises(ValueError, match=LOST):
+        ended(upper.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("argument", ["x_scale", "f_scale"])
+def test_scales_have_no_derivatives(argument):
+    def ended(scale):
+        how = {"loss": "huber", argument: scale}
+        return fo.least_squares(lambda x: torch.cat([x - 3, x]), ONES, **how).x.sum()
+
+    scale = torch.tensor(1.2, dtype=torch.float64)
+    assert ended(scale).isfinite()
+    with pytest.raises(ValueError, match=LOST):
+        torch.func.grad(ended)(scale)

@@ -18,9 +18,15 @@ MUTANTS = [
         "test_implicit.py",
         (
             "the derivative of a tensor in a closure is 0",
-            "recorded = x.requires_grad and differentiates(x)",
-            "recorded = False",
+            "lost=is_derived(found)",
+            "lost=False",
         ),
+        (
+            "a solver in a function of another one loses a derivative",
+            "len(points) > 1",
+            "False",
+        ),
+        ("bounds have a derivative of 0", "isinstance(x, Tensor) and is_derived(x)", "False"),
     ),
     *of(
         "linear",
@@ -91,6 +97,11 @@ MUTANTS = [
         "implicit",
         "test_implicit.py",
         ("one Newton step has no second derivative", "ORDERS = 2", "ORDERS = 1"),
+        (
+            "values have derivatives of 0",
+            "return values + torch.where",
+            "return values + 0 * torch.where",
+        ),
         (
             "parameters at a bound follow the data",
             "x, args, ~fixed, usable)",
