@@ -12,6 +12,7 @@ import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.adapters.state.capturing import KEY as CAPTURABLE
 from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import named, place
@@ -87,6 +88,7 @@ class OptimizerBase(torch.optim.Optimizer):
     Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     keeps_trees: keep the state of a custom transformation of trees by its paths.
+    tries_points: call the closure of a step at several points.
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
@@ -95,6 +97,7 @@ class OptimizerBase(torch.optim.Optimizer):
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
+    tries_points: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -354,7 +357,7 @@ class OptimizerBase(torch.optim.Optimizer):
         return f"{self!r}\n{text_of_groups(self)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {key: vars(self)[key] for key in ("compile", KEY) if key in vars(self)}
+        own = {key: vars(self)[key] for key in ("compile", KEY, CAPTURABLE) if key in vars(self)}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ class JointOptimizer(OptimizerBase):
     """
 
     keeps_trees = False
+    tries_points = True
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
 
     def _construct(self, arguments: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ class SAM(Optimizer):
         tensor([1.4700, 1.9600], requires_grad=True))
     """
 
+    tries_points = True
     around: ClassVar[Callable[..., SharpnessAware]] = staticmethod(fo.sam)
     uphill: ClassVar[tuple[str, ...]] = ("rho",)
 

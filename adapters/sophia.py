@@ -15,7 +15,7 @@ from functional_optim.adapters.state.storage import Stored
 from functional_optim.core.codecs import rounding_key
 from functional_optim.core.storage import closed, opened
 from functional_optim.engine.group import Compile
-from functional_optim.estimators.diagonals import with_estimate
+from functional_optim.estimators.diagonals import by_parts, with_estimate
 
 
 class SophiaG(ReadyMade):
@@ -135,7 +135,7 @@ class SophiaG(ReadyMade):
             if batch_size is None or not batch_size > 0:
                 raise ValueError(f"batch_size must be above 0, but got {batch_size!r}.")
             grads = [p.grad for p, _ in known]
-            hessian = [None if g is None else batch_size * g.abs().square() for g in grads]
+            hessian = [None if g is None else batch_size * by_parts(g, g) for g in grads]
         if len(hessian) != len(known):
             raise ValueError(
                 f"update_hessian got {len(hessian)} estimates for {len(known)} parameters; pass "

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
 from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
-from functional_optim.adapters.joint import JointOptimizer
 from functional_optim.adapters.stepping.loss import unscale
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
@@ -44,7 +44,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
 
     Args:
         coordinator: a `replicas.Coordinator` or a torchft Manager.
-        optimizer: any torch optimizer except L-BFGS, and any of this package.
+        optimizer: any of torch or of this package that needs one gradient, and no loss.
         average_gradients: average the gradients over the group in `step`: clipping before that
             applies to the gradients of this replica only. A missing gradient counts as zeros, and
             stays None if all replicas lack it. By default the model averages, e.g.
@@ -69,8 +69,9 @@ class FaultTolerantOptimizer(OptimizerProxy):
     fused optimizer: a replica that skipped its `step` would make its peers wait.
 
     Raises:
-        TypeError: if an argument is not a coordinator or optimizer; for L-BFGS, which moves the
-            parameters before a vote is possible.
+        TypeError: if an argument is not a coordinator or optimizer; for optimizers that evaluate
+            several points, such as L-BFGS, SAM and GradientFree, which move the parameters before a
+            vote is possible; for a recipe that reads the loss.
         ValueError: for an unknown value of heal or nonfinite.
         RuntimeError: from `step`, if no step has begun (except the empty step by which
             `torch.distributed.checkpoint` creates an optimizer's state), or if a scheduler was
@@ -326,10 +327,20 @@ def _check_optimizer(optimizer: Any) -> None:
         )
     if isinstance(optimizer, FaultTolerantOptimizer):
         raise TypeError("this optimizer is already fault tolerant; pass its inner optimizer.")
-    if isinstance(optimizer, (torch.optim.LBFGS, JointOptimizer)):
+    ours = isinstance(optimizer, OptimizerBase)
+    if isinstance(optimizer, torch.optim.LBFGS) or (ours and optimizer.tries_points):
         raise TypeError(
             f"{type(optimizer).__name__} cannot be fault tolerant here: it evaluates its closure "
             "at several trial points, and has moved the parameters long before the group could "
             "vote; use fo.replicas.Replica with a transformation, or an optimizer that needs one "
             "gradient."
+        )
+    if ours and any(
+        "value" in optimizer.checked_transform(x, in_step=True).extra
+        for x in optimizer.param_groups
+    ):
+        raise TypeError(
+            f"{type(optimizer).__name__} cannot be fault tolerant here: its recipe reads the loss, "
+            "which differs between replicas, so they would drift apart; use a recipe without it, "
+            "such as fo.adamw."
         )

@@ -76,6 +76,7 @@ class GradientFree(OptimizerBase):
 
     compile = False
     counts_steps = False
+    tries_points = True
 
     def __init__(
         self, params: ParamsT, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any

@@ -80,7 +80,8 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
                 for path, p in zip(paths, leaves, strict=True)
             ]
             found = product(tuple(z), retain_graph=i + 1 < samples)
-            total = [a + b * c / samples for a, b, c in zip(total, z, found, strict=True)]
+            rows = zip(total, z, found, strict=True)
+            total = [a + by_parts(b, c) / samples for a, b, c in rows]
         return tree.with_leaves(params, [x.detach() for x in total])
 
     return diagonal
@@ -136,9 +137,15 @@ def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
             return len(rows) ** 0.5 * F.cross_entropy(rows, sampled(own, rows.detach()))
 
         grads = torch.func.grad(loss, tuple(range(len(leaves))))(*leaves)
-        return tree.with_leaves(params, [(g * g).detach() for g in grads])
+        return tree.with_leaves(params, [by_parts(g, g).detach() for g in grads])
 
     return diagonal
+
+
+def by_parts(x: Tensor, y: Tensor) -> Tensor:
+    """The product of two tensors; real and imaginary parts are multiplied separately, as rules see
+    pairs of real numbers."""
+    return torch.complex(x.real * y.real, x.imag * y.imag) if x.is_complex() else x * y
 
 
 def sampled(seed: Tensor, logits: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What recipes ask of an optimizer object, and what parameter groups may hold."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -147,6 +148,14 @@ def test_an_entry_assigned_afterwards_stays():
     other.load_state_dict(opt.state_dict())
     assert other.param_groups[0]["mine"] == "x"
     assert copy.deepcopy(opt).param_groups[0]["mine"] == "x"
+
+
+def test_a_copy_keeps_its_counts_on_the_device():
+    opt = adapters.Optimizer(two(), fo.adamw, lr=0.1, capturable=True)
+    assert copy.deepcopy(opt).capturable
+    assert pickle.loads(pickle.dumps(opt)).capturable
+    opt.load_state_dict(adapters.Optimizer(two(), fo.adamw, lr=0.1).state_dict())
+    assert opt.capturable
 
 
 def test_a_recipe_that_takes_anything_gets_what_the_group_has():

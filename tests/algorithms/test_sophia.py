@@ -80,6 +80,25 @@ def test_the_object_takes_the_gradients_of_sampled_labels():
     assert_close(opt.state[mine[1]]["hessian"], torch.full_like(mine[1], 0.5 * 8 * 9), 0.0)
 
 
+def test_estimates_of_complex_parameters_are_those_of_their_parts():
+    p = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    opt = adapters.SophiaG([p], betas=(0.9, 0.5), compile=False)
+    p.grad = torch.tensor([3 + 1j, 1 - 2j])
+    opt.step()
+    opt.update_hessian(batch_size=2)
+    assert_close(opt.state[p]["hessian"], torch.tensor([9 + 1j, 1 + 4j]), 0.0)
+
+    def logits(z):
+        return torch.cat([z.real, z.imag])
+
+    found = estimators.gauss_newton_bartlett(logits)(p, 0)
+    apart = estimators.gauss_newton_bartlett(lambda x: x.T.reshape(-1))(torch.view_as_real(p), 0)
+    assert_close(torch.view_as_real(found), apart, 1e-6)
+
+    found = estimators.hutchinson(lambda z: (2 * z.real**2 + 5 * z.imag**2).sum())(p, 0)
+    assert_close(found, torch.tensor([4 + 10j, 4 + 10j]), 1e-6)
+
+
 def test_estimates_that_cannot_be_used_change_nothing():
     w, v = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     opt = adapters.SophiaG([w, v], compile=False)
