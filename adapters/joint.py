@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -120,6 +121,22 @@ def checked_closure(who: str, closure: Any) -> Callable[[], Any]:
             "clears the gradients, computes the loss, calls its backward, and returns it."
         )
     return closure
+
+
+@contextmanager
+def restored(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Write these values into parameters at the end, also after an error or an interrupt."""
+
+    def restore() -> None:
+        for p, value in zip(params, values, strict=True):
+            p.detach().copy_(value)
+
+    try:
+        yield
+        held(restore)
+    except BaseException:  # perhaps an interrupt that came before `held`
+        held(restore)
+        raise
 
 
 def undone(params: Sequence[Tensor], run: Callable[[list[tuple[Tensor, Tensor]]], T]) -> T:

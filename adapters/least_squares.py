@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
 from functional_optim.adapters.base import with_hooks
-from functional_optim.adapters.joint import JointOptimizer, check_moving
+from functional_optim.adapters.joint import JointOptimizer, check_moving, restored
 from functional_optim.adapters.state.names import named
 from functional_optim.algorithms.dogleg import dogleg
 from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton
@@ -49,7 +48,9 @@ class FromClosure:
         """The residuals at other values, (m,); those of the first call at the current values."""
         if all(map(torch.equal, given, self.before)):
             return self.r.detach()
-        with self._at(given):
+        with restored(self.params, self.before):
+            for p, value in zip(self.params, given, strict=True):
+                p.detach().copy_(value)
             return as_vector(base.recorded(self.closure)).detach()
 
     def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,16 +69,6 @@ class FromClosure:
             filled = [p.new_zeros((len(part), *p.shape)) if g is None else g for g, p in pairs]
             rows.append(torch.cat([g.reshape(len(part), -1).to(flat.dtype) for g in filled], 1))
         return self.r.detach(), torch.cat(rows)
-
-    @contextmanager
-    def _at(self, given: list[Tensor]) -> Iterator[None]:
-        try:
-            for p, value in zip(self.params, given, strict=True):
-                p.detach().copy_(value)
-            yield
-        finally:
-            for p, value in zip(self.params, self.before, strict=True):
-                p.detach().copy_(value)
 
 
 class ResidualOptimizer(JointOptimizer):

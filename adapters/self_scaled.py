@@ -23,6 +23,7 @@ from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
 from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel
+from functional_optim.kernels.interrupts import held
 
 
 class SelfScaled(JointOptimizer):
@@ -87,11 +88,16 @@ class SelfScaled(JointOptimizer):
                 grads, self._known(tx, before, moving[0]), before, value=value,
                 value_and_grad=value_and_grad,
             )  # fmt: skip
-            return loss, base.apply_updates(before, updates), state
+            new = base.apply_updates(before, updates)
 
-        loss, new, state = undone(moving, run)
-        self._finish(moving, new, state)
-        return loss
+            def finish() -> None:
+                self._finish(moving, new, state)
+                kept.clear()
+
+            held(finish)
+            return loss
+
+        return undone(moving, run)
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if the loaded state does not match."""

@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 import functional_optim as fo
 from functional_optim.adapters.base import with_hooks
-from functional_optim.adapters.joint import agreed
+from functional_optim.adapters.joint import agreed, restored
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
@@ -130,13 +130,10 @@ class SAM(Optimizer):
         held = [p.detach() for p in params]
         before = [p.clone() for p in held]
         uphill, _ = tx.ascent.update([p.grad for p in params], tx.ascent.init(held), held)
-        try:
+        with restored(held, before):
             for p, u in zip(held, uphill, strict=True):
                 p.add_(u)
             base.recorded(closure)
-        finally:
-            for p, old in zip(held, before, strict=True):
-                p.copy_(old)
 
 
 class ASAM(SAM):

@@ -104,6 +104,31 @@ def test_methods_that_try_parameters_out(name):
     check_every_place(make, 97)
 
 
+@pytest.mark.parametrize("name", ["SAM", "SSBFGS", "LevenbergMarquardt"])
+def test_no_trial_point_is_left(name):
+    def make():
+        params = [torch.nn.Parameter(torch.tensor(x)) for x in ([3.0, -2.0], [0.5])]
+        made = {
+            "SAM": lambda: adapters.SAM(params, fo.sgd, lr=0.1, compile=False),
+            "SSBFGS": lambda: adapters.SSBFGS(params, max_iter=2),
+            "LevenbergMarquardt": lambda: adapters.LevenbergMarquardt(params),
+        }
+        opt = made[name]()
+
+        def closure():
+            r = torch.cat([params[0] * params[0][0] - 1, params[1] + params[0][1]])
+            if name == "LevenbergMarquardt":
+                return r
+            opt.zero_grad()
+            loss = r.square().sum()
+            loss.backward()
+            return loss.detach()
+
+        return of_object(opt, params, closure)
+
+    check_every_place(make, name="copy_")
+
+
 def test_a_committed_step_of_a_group():
     """What was voted on is done: nothing is taken back, and no peer has to heal it."""
     for at in range(1, 20_000, 151):

@@ -15,17 +15,19 @@ from functional_optim.core import modes
 from functional_optim.kernels import interrupts
 
 
-def interrupt(fn: Callable[[], Any], at: int) -> tuple[bool, bool]:
+def interrupt(fn: Callable[[], Any], at: int, name: str = "") -> tuple[bool, bool]:
     """Call a function and interrupt it once: was there a KeyboardInterrupt, was the place reached?
 
     Python runs the handler of a signal where a function is entered, and when one in C has returned.
+    name: count only the places where a function in C of this name has returned.
     """
     seen = 0
 
     def profile(frame: Any, event: str, argument: Any) -> None:
         nonlocal seen
         generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # "called" to be closed, too
-        if event == "c_return" or (event == "call" and not generator):
+        back = event == "c_return" and (not name or argument.__name__ == name)
+        if back or (event == "call" and not generator and not name):
             seen += 1
             if seen == at:
                 signal.raise_signal(signal.SIGINT)
@@ -55,7 +57,9 @@ def flags() -> tuple[Any, ...]:
 
 
 def check_every_place(
-    make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]], stride: int = 1
+    make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
+    stride: int = 1,
+    name: str = "",
 ) -> int:
     """Interrupt a step at every place, or every so many: it is before or after, and goes on.
 
@@ -71,7 +75,7 @@ def check_every_place(
     befores = 0
     while reached:
         step, read = make()
-        raised, reached = interrupt(step, places)
+        raised, reached = interrupt(step, places, name)
         assert flags() == usual, f"left changed at {places}"
         assert raised == reached, f"swallowed at {places}"
         done = 1 if not raised or is_same(read(), known[1]) else 0
