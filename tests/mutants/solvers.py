@@ -174,8 +174,8 @@ MUTANTS = [
     Mutant(
         "a closure that raises leaves the trial's parameters",
         "adapters/least_squares.py",
-        "        finally:\n            for p, value in zip(self.params, self.before",
-        "        finally:\n            for p, value in zip(self.params, []",
+        "with restored(self.params, self.before):",
+        "with restored([], []):",
         (f"{TESTS}/test_residual_objects.py",),
     ),
 ]
