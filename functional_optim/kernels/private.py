@@ -21,7 +21,6 @@ NAMES = (
     "torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
     "torch.autograd._profiler_enabled",
     "torch.utils._python_dispatch.TorchDispatchMode",
-    "torch._C._functorch.is_gradtrackingtensor",
     "torch._dynamo.symbolic_convert",
     "_dynamo_marked_constant",
 )
@@ -85,9 +84,6 @@ DispatchMode: Any = _found(NAMES[7])
 eagerly. Assign that method after the class statement: torch wraps one that is defined there, so
 that the first operation imports torch._dynamo, in a second."""
 
-differentiates: Callable[[Any], bool] = _found(NAMES[8]) or (lambda x: False)
-"""Whether a tensor belongs to a derivative of torch.func; no: solvers do not look for them."""
-
 
 def keep_numbers_open() -> None:
     """While a function is traced: say that its 0-dim float64 inputs on the CPU stay tensors.
@@ -118,7 +114,7 @@ def keep_numbers_open() -> None:
 
 # what torch.compiler.assume_constant_result does, without its import of the compiler: the function
 # is called while others are traced, and is not traced itself
-vars(keep_numbers_open)[NAMES[10]] = True
+vars(keep_numbers_open)[NAMES[9]] = True
 
 
 def of_compiler(error: BaseException) -> bool:

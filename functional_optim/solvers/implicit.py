@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import grad, jacfwd, vmap
+from torch.func import debug_unwrap, grad, jacfwd, vmap
 
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
-from functional_optim.kernels.private import differentiates
 from functional_optim.solvers.losses import Loss
 from functional_optim.solvers.residuals import as_vector
 
@@ -41,8 +40,17 @@ def is_recorded(trees: Any) -> bool:
 def is_derived(x: Tensor) -> bool:
     """Whether derivatives with respect to a tensor are computed: inside of torch.func's transforms,
     by one of them."""
-    known = differentiates(x) if modes.transformed() else torch.is_grad_enabled()
-    return (x.requires_grad and known) or has_tangent(x)
+    plain = torch.is_grad_enabled() and x.requires_grad
+    return (_in_gradient(x) if modes.transformed() else plain) or has_tangent(x)
+
+
+def _in_gradient(x: Tensor) -> bool:
+    """Whether torch.func.grad, or another transform by reverse mode, derives a tensor."""
+    while (inside := debug_unwrap(x, recurse=False)) is not x:
+        if x.requires_grad:
+            return True
+        x = inside
+    return False
 
 
 def has_tangent(x: Tensor) -> bool:
