@@ -217,15 +217,16 @@ def backward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Ten
 
 
 def twice_backward(
-    f: Callable[[Tensor], Tensor], x: Tensor, few: int = FEW
+    f: Callable[[Tensor], Tensor], x: Tensor, few: int = FEW, *, recorded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The same as `forward_over` by plain autograd: Jᵀu is linear in u, and its derivative is J.
 
     It takes less time than a forward pass. The first forward pass imports torch's compiler, and the
     first call of autograd with `grad_outputs` imports sympy, which take seconds: so this function
     differentiates sums. few: parameters up to which it differentiates along each separately.
+    recorded: as in `linearized`.
     """
-    x = searched(x)
+    x = x if recorded else searched(x)
     n = x.shape[-1]
     with torch.enable_grad():
         r = f(x)
@@ -237,10 +238,13 @@ def twice_backward(
     if n > few:
         eye = torch.eye(n, dtype=x.dtype, device=x.device)
         along = eye.reshape(n, *[1] * (x.dim() - 1), n).expand(n, *x.shape)
-        (columns,) = torch.autograd.grad(pulled, u, along, is_grads_batched=True)
+        (columns,) = torch.autograd.grad(
+            pulled, u, along, is_grads_batched=True, create_graph=recorded
+        )
     else:
-        columns = torch.stack([torch.autograd.grad(x, u, retain_graph=True)[0] for x in sums])
-    return r.detach(), columns.movedim(0, -2)
+        again = {"retain_graph": True, "create_graph": recorded}
+        columns = torch.stack([torch.autograd.grad(x, u, **again)[0] for x in sums])
+    return r if recorded else r.detach(), columns.movedim(0, -2)
 
 
 def linearized(
@@ -252,8 +256,8 @@ def linearized(
     """
     if m < x.shape[-1]:
         return backward_over(f, x)
-    if not recorded and not modes.traced():
-        return twice_backward(f, x)
+    if not modes.traced():
+        return twice_backward(f, x, recorded=recorded)
     try:
         return forward_over(f, x)
     except NotImplementedError as error:
@@ -278,9 +282,8 @@ def blocks(fn: ResidualFn, flat: Ravel, x: Tensor) -> Iterator[tuple[Tensor, Ten
         yield from _blocks_of_samples(fn, flat, x)
     else:
         f = on_vector(fn, flat)
-        there = f(x.detach())  # requires a gradient if tensors of a closure do
-        recorded = there.requires_grad or (x.requires_grad and torch.is_grad_enabled())
-        r, columns = linearized(f, x, there.shape[-1], recorded=recorded)
+        recorded = x.requires_grad and torch.is_grad_enabled()
+        r, columns = linearized(f, x, count(f, x), recorded=recorded)
         yield r, columns.mT
 
 

@@ -126,6 +126,8 @@ def tried(at: Here, fn: Any, p: Tensor, found: Tensor) -> Tried:
     trial = at.flat.snap(at.x + p.to(at.x.dtype))
     step = trial - at.x
     r = residuals.on_vector(fn, at.flat)(trial).to(torch.float64)
+    if not (trial.requires_grad or modes.traced()):  # a closure's tensors would stay in the state
+        r = r.detach()
     wide = step.to(torch.float64)
     predicted = -(at.system.g * wide).sum() - 0.5 * at.system.along(wide)
     rho = ratio(at.cost - 0.5 * (r * r).sum(), predicted)
