@@ -242,8 +242,8 @@ def twice_backward(
             pulled, u, along, is_grads_batched=True, create_graph=recorded
         )
     else:
-        again = {"retain_graph": True, "create_graph": recorded}
-        columns = torch.stack([torch.autograd.grad(x, u, **again)[0] for x in sums])
+        found = [torch.autograd.grad(x, u, None, True, recorded)[0] for x in sums]  # keeps the graph
+        columns = torch.stack(found)
     return r if recorded else r.detach(), columns.movedim(0, -2)
 
 
