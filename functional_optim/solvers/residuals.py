@@ -242,7 +242,7 @@ def twice_backward(
             pulled, u, along, is_grads_batched=True, create_graph=recorded
         )
     else:
-        found = [torch.autograd.grad(x, u, None, True, recorded)[0] for x in sums]  # keeps the graph
+        found = [torch.autograd.grad(x, u, None, True, recorded)[0] for x in sums]
         columns = torch.stack(found)
     return r if recorded else r.detach(), columns.movedim(0, -2)
 
