@@ -84,8 +84,7 @@ class JointOptimizer(OptimizerBase):
         """Write parameters and state, atomically."""
 
         def finish() -> None:
-            for p, value in zip(moving, new, strict=True):
-                p.copy_(value)
+            write(moving, new)
             self.state[moving[0]] = state._asdict()
 
         held(finish)
@@ -123,19 +122,20 @@ def checked_closure(who: str, closure: Any) -> Callable[[], Any]:
     return closure
 
 
+def write(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into parameters."""
+    for p, value in zip(params, values, strict=True):
+        p.detach().copy_(value)
+
+
 @contextmanager
 def restored(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """Write these values into parameters at the end, also after an error or an interrupt."""
-
-    def restore() -> None:
-        for p, value in zip(params, values, strict=True):
-            p.detach().copy_(value)
-
     try:
         yield
-        held(restore)
+        held(write, params, values)
     except BaseException:  # perhaps an interrupt that came before `held`
-        held(restore)
+        held(write, params, values)
         raise
 
 
@@ -150,6 +150,5 @@ def undone(params: Sequence[Tensor], run: Callable[[list[tuple[Tensor, Tensor]]]
     try:
         return run(before)
     except BaseException:
-        for p, value in before:
-            p.copy_(value)
+        held(write, [p for p, _ in before], [value for _, value in before])
         raise

@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
 from functional_optim.adapters.base import with_hooks
-from functional_optim.adapters.joint import JointOptimizer, check_moving, restored
+from functional_optim.adapters.joint import JointOptimizer, check_moving, restored, write
 from functional_optim.adapters.state.names import named
 from functional_optim.algorithms.dogleg import dogleg
 from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton
@@ -49,8 +49,7 @@ class FromClosure:
         if all(map(torch.equal, given, self.before)):
             return self.r.detach()
         with restored(self.params, self.before):
-            for p, value in zip(self.params, given, strict=True):
-                p.detach().copy_(value)
+            write(self.params, given)
             return as_vector(base.recorded(self.closure)).detach()
 
     def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor]:

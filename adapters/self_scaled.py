@@ -17,6 +17,7 @@ from functional_optim.adapters.joint import (
     check_moving,
     checked_closure,
     undone,
+    write,
 )
 from functional_optim.adapters.lbfgs import check_undivided, number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
@@ -76,8 +77,7 @@ class SelfScaled(JointOptimizer):
             return loss, value, [torch.zeros_like(p) if p.grad is None else p.grad for p in moving]
 
         def value_and_grad(point: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            for p, x in zip(moving, point, strict=True):
-                p.copy_(x)
+            write(moving, point)
             return evaluated()[1:]
 
         def run(kept: list[tuple[Tensor, Tensor]]) -> Any:

@@ -28,12 +28,12 @@ PLACE = 127
 """The index of the parameter among the slots of a rule, for separate random numbers."""
 
 
-class Low16Slots(NamedTuple):
+class LowWordSlots(NamedTuple):
     weight_low16: Tensor | None
     """The 16 bits that bfloat16 lacks, like p, int16; None for parameters of other dtypes."""
 
 
-class Low8Slots(NamedTuple):
+class LowByteSlots(NamedTuple):
     weight_low8: Tensor | None
     """The first 8 bits that bfloat16 lacks, like p, int8; None for parameters of other dtypes."""
 
@@ -44,8 +44,8 @@ class CompensationSlots(NamedTuple):
 
 
 KINDS: dict[str, tuple[Any, Any, torch.dtype | None]] = {
-    "split16": (Split(16), Low16Slots, torch.int16),
-    "split8": (Split(8), Low8Slots, torch.int8),
+    "split16": (Split(16), LowWordSlots, torch.int16),
+    "split8": (Split(8), LowByteSlots, torch.int8),
     "kahan": (Compensated(), CompensationSlots, torch.bfloat16),
     "stochastic": (Bfloat16(), None, None),
 }
