@@ -67,6 +67,17 @@ def test_products_are_counted_and_bounded():
     assert fo.minimize(fun, x0).nhev == 0
 
 
+def test_variables_at_their_bounds_take_no_part_in_a_step():
+    A, c = quadratic(30)
+    A = A - 0.95 * torch.eye(30, dtype=torch.float64)
+    x0 = torch.zeros(30, dtype=torch.float64)
+    found = solved(lambda x: 0.5 * x @ A @ x - c @ x, x0, bounds=(-0.1, 0.1), ftol=0.0, gtol=1e-10)
+    assert found.success
+    assert 10 < int((found.active_mask != 0).sum()) < 30
+    assert found.nit < 12
+    assert found.nhev < 60  # with them, hundreds
+
+
 def test_far_off_a_step_is_not_solved_exactly():
     def fun(x: Tensor) -> Tensor:
         return ((x - 3) ** 4).sum() + 0.01 * rosenbrock(x)

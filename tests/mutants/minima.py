@@ -67,7 +67,6 @@ MUTANTS = [
     *of(
         "truncated",
         "test_minimize.py -k 'newton-cg'",
-        ("the step leaves its free variables", "Hp = times(p) * free", "Hp = times(p)"),
         ("the gradient is not projected", "d = torch.where(blocked, 0.0, -g)", "d = -g"),
     ),
     *of(
@@ -78,6 +77,7 @@ MUTANTS = [
             "z = torch.where(usable.unsqueeze(-1), z + t * p, z)",
             "z = torch.where((usable & ((p * Hp).sum(-1) > 0)).unsqueeze(-1), z + t * p, z)",
         ),
+        ("the step leaves its free variables", "Hp = times(p) * free", "Hp = times(p)"),
         ("products are not counted", "used = used + going", "pass"),
         ("a step is exact however far", "start.sqrt().clamp(max=FORCING) * start", "1e-14 * start"),
     ),
