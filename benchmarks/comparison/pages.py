@@ -184,7 +184,13 @@ def block(comparison: Comparison, name: str) -> str:
     task = next(task for task in comparison.tasks if task.name == task_name)
     if not comparison.of(task):
         return "Not run yet.\n"
-    said = f"{task.steps} steps; the score is the {task.measure}.\n\n{one_task(comparison, task)}\n"
+    searches = [cell.parts.get("search") for cell in comparison.of(task).values()]
+    counts = {len(found["runs"]) for found in searches if found is not None}
+    tried = "".join([f"{count} trials; " for count in sorted(counts)])
+    said = (
+        f"{task.steps} steps; {tried}the score is the {task.measure}.\n\n"
+        f"{one_task(comparison, task)}\n"
+    )
     return said + f"![Scores over learning rates](comparison/pictures/{task.name}.png)\n"
 
 

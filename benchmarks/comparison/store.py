@@ -26,7 +26,7 @@ class Effort(NamedTuple):
     share: float
 
 
-FULL = Effort(24, tuple(2.0**k for k in range(-5, 6)), 5, 1.0)
+FULL = Effort(96, tuple(2.0**k for k in range(-5, 6)), 5, 1.0)
 QUICK = Effort(4, (0.25, 1.0, 4.0), 2, 0.05)
 FIRST_REPORTED_SEED = 100
 DIGITS = 4

@@ -82,7 +82,7 @@ def test_a_quick_run_writes_the_page_and_its_pictures(compare, first):
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert f"](comparison/pictures/{name}.png)" in page
     part = page.partition("begin: task quadratic -->")[2].partition("<!-- end")[0]
-    assert part.startswith("\n25 steps; the score is the training loss.\n")
+    assert part.startswith("\n25 steps; 4 trials; the score is the training loss.\n")
     table = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")]
     assert {len(row) for row in table} == {9}
     assert {row[0] for row in table[2:]} == {
