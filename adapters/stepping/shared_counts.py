@@ -21,7 +21,6 @@ from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots
-from functional_optim.engine.group import same_function
 from functional_optim.engine.missing_grad import WithoutGradient
 from functional_optim.engine.plan import StepContext
 
@@ -73,11 +72,8 @@ class SharedRule:
             return False
         if torch.compiler.is_compiling():  # which cannot compare functions
             return _same_entries(*[groups[next(iter(x.groups))] for x in (self, other)])
-        try:
-            same = same_function(a.rule.scalars, b.rule.scalars)
-            return same and kernels.static_key(a.rule.hyper) == kernels.static_key(b.rule.hyper)
-        except TypeError:  # for a hyperparameter in a tensor
-            return False
+        mine, other = [kernels.static_key((x.rule.scalars, x.rule.hyper)) for x in (a, b)]
+        return mine == other
 
     def waiting(self, parts: Parts) -> WithoutGradient | None:
         """Parameters without a gradient whose slots also advance in such a step.

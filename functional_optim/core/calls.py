@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -54,6 +55,19 @@ def takes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     under torch.compile, which cannot trace the question."""
     if torch.compiler.is_compiling():
         return True
+    if type(fn) is not FunctionType or vars(fn):
+        return _binds(fn, args, kwargs)
+    optional = len(fn.__defaults__ or ()), tuple(fn.__kwdefaults__ or ())
+    key = (fn.__code__, *optional, len(args), *kwargs)
+    if key not in _bound:  # a recipe makes the same functions again in many steps
+        _bound[key] = _binds(fn, args, kwargs)
+    return _bound[key]
+
+
+_bound: dict[Any, bool] = {}
+
+
+def _binds(fn: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     try:
         inspect.signature(fn).bind(*args, **kwargs)
     except TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import FunctionType
 from typing import Any, Literal
 
 from torch import Tensor
@@ -11,8 +10,8 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core.first_slots import explain
 from functional_optim.core.ownership import Partitions
-from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.recording import Kept, key_of
+from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots
 from functional_optim.core.traits import check_rules
@@ -24,7 +23,7 @@ from functional_optim.engine.native import NativeExecutor
 from functional_optim.engine.per_tensor import PerTensorExecutor
 from functional_optim.engine.products import ProductExecutor
 from functional_optim.engine.shards import ShardExecutor
-from functional_optim.kernels.keys import are_own
+from functional_optim.kernels.keys import are_own, static_key
 
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
@@ -208,27 +207,11 @@ class TensorGroup:
 def _same_code(a: Placement, b: Placement) -> bool:
     """Whether two rules differ in their numbers at most."""
     return (
-        a.name == b.name
+        key_of(a) == key_of(b)
         and a.gate == b.gate
-        and a.lookback == b.lookback
         and a.reduce_groups == b.reduce_groups
         and a.owners == b.owners
-        and _same_rule(a.rule, b.rule)
-    )
-
-
-def _same_rule(a: Rule, b: Rule) -> bool:
-    """Whether two rules do the same to tensors, given the same numbers."""
-    return (
-        a.storage.slots is b.storage.slots
-        and a.storage.codecs == b.storage.codecs
-        and a.storage.weight_codec == b.storage.weight_codec
-        and a.storage.view == b.storage.view
-        and a.runs.after == b.runs.after
-        and a.runs.turns == b.runs.turns
-        and len(a.updates) == len(b.updates)
-        and all(map(same_function, a.updates, b.updates))
-        and same_function(a.reduce, b.reduce)
+        and a.rule.runs.turns == b.rule.runs.turns
     )
 
 
@@ -240,30 +223,10 @@ def same_leaves(placements: tuple[Placement, ...], wheres: Sequence[Any] | None)
         if len(placement.where) != len(where):
             return False
         for (a, x), (b, y) in zip(placement.where, where, strict=True):
-            if x != y or a.patterns != b.patterns or not same_function(a.predicate, b.predicate):
+            if (
+                x != y
+                or a.patterns != b.patterns
+                or static_key(a.predicate) != static_key(b.predicate)
+            ):
                 return False
     return True
-
-
-def same_function(a: Any, b: Any) -> bool:
-    """Whether two functions are one code with the same constants."""
-    if a is b:
-        return True
-    if type(a) is not FunctionType or type(b) is not FunctionType or a.__code__ is not b.__code__:
-        return False
-    return (
-        a.__defaults__ == b.__defaults__
-        and a.__kwdefaults__ == b.__kwdefaults__
-        and all(map(_same_cell, a.__closure__ or (), b.__closure__ or ()))
-    )
-
-
-def _same_cell(a: Any, b: Any) -> bool:
-    x, y = a.cell_contents, b.cell_contents
-    if x is y:
-        return True
-    if type(x) is not type(y):
-        return False
-    if type(x) is FunctionType:
-        return same_function(x, y)
-    return x == y if type(x) in (bool, int, str) else kernels.static_key(x) == kernels.static_key(y)
