@@ -13,6 +13,7 @@ from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, annou
 from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
 from functional_optim.adapters.stepping.loss import unscale
 from functional_optim.core import base
+from functional_optim.core.calls import check_choice
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas import Coordinator, Decision, as_coordinator
 
@@ -106,10 +107,9 @@ class FaultTolerantOptimizer(OptimizerProxy):
     ) -> None:
         group = as_coordinator(coordinator)
         _check_optimizer(optimizer)
-        if heal not in ("everything", "schedules"):
-            raise ValueError(f'heal must be "everything" or "schedules", but is {heal!r}.')
-        if nonfinite not in ("commit", "refuse"):
-            raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
+        who = type(self).__name__
+        check_choice(who, ("everything", "schedules"), heal=heal)
+        check_choice(who, ("commit", "refuse"), nonfinite=nonfinite)
         self._make_hooks()
         self._member = Member(optimizer, average_gradients, heal, nonfinite)
         self.coordinator = group

@@ -19,6 +19,7 @@ from functional_optim.algorithms.galore import due, low_rank, of_matrices, root,
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Runs
@@ -89,10 +90,7 @@ def scale_by_apollo(
         (torch.Size([3, 2]), True)
     """
     numeric.check_count("scale_by_apollo", 1, rank=rank, update_proj_gap=update_proj_gap)
-    if scale_type not in ("channel", "tensor"):
-        raise ValueError(
-            f"scale_by_apollo needs a scale_type 'channel' or 'tensor', but got {scale_type!r}."
-        )
+    check_choice("scale_by_apollo", ("channel", "tensor"), scale_type=scale_type)
     numeric.check_range("scale_by_apollo", "of 0 or more", eps=eps, scale=scale)
     numeric.check_range("scale_by_apollo", "of 1 or more", growth=growth)
     if isinstance(seed, Tensor):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import EmptyState, GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
@@ -120,13 +121,8 @@ def matrix_momentum(
     Raises:
         ValueError: for an unknown option.
     """
-    if accumulator not in ("ema", "sum"):
-        raise ValueError(f"{name} needs an accumulator 'ema' or 'sum', but got {accumulator!r}.")
-    if nesterov not in (True, False, "classic", "grokfast"):
-        raise ValueError(
-            f"{name} needs a nesterov of True, False, 'classic' or 'grokfast', but got "
-            f"{nesterov!r}."
-        )
+    check_choice(name, ("ema", "sum"), accumulator=accumulator)
+    check_choice(name, (True, False, "classic", "grokfast"), nesterov=nesterov)
 
     init = zeros(MuonSlots)
 

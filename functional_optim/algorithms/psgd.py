@@ -18,6 +18,7 @@ from functional_optim import numeric, schedules
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -157,11 +158,7 @@ def scale_by_psgd_kron(
     numeric.check_range(name, "positive", clip_rms=clip_rms)
     numeric.check_count(name, 0, max_size_triangular=max_size_triangular, seed=seed)
     numeric.check_count(name, 0, min_ndim_triangular=min_ndim_triangular)
-    if memory_save_mode not in MODES:
-        raise ValueError(
-            f"{name} needs a memory_save_mode of None, 'smart_one_diag', 'one_diag' or 'all_diag', "
-            f"but got {memory_save_mode!r}."
-        )
+    check_choice(name, MODES, memory_save_mode=memory_save_mode)
     real = base.real_only(name)
 
     def triangular(*shape: int) -> list[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from functional_optim.algorithms.muon import matrix_momentum
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import EmptyState, GradientTransformation, real_only
+from functional_optim.core.calls import check_choice
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
@@ -87,11 +88,7 @@ def scale_by_scion(
         >>> tx.update(torch.tensor([[3.0, -4.0]]), tx.init(w), w)[0]
         tensor([[ 0.5000, -0.5000]])
     """
-    if norm not in ("auto", "spectral_conv", "bias_rms", *NORMALIZED):
-        raise ValueError(
-            "scale_by_scion needs a norm out of 'auto', 'spectral', 'spectral_conv', 'sign', "
-            f"'col', 'row' and 'bias_rms', but got {norm!r}."
-        )
+    check_choice("scale_by_scion", get_args(Norm), norm=norm)
     if normalized is not None and norm not in NORMALIZED:
         raise ValueError(
             f"scale_by_scion takes normalized={normalized!r} only for the norms of matrices, "

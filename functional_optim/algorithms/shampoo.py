@@ -22,6 +22,7 @@ from functional_optim.algorithms.adam import Betas
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -347,11 +348,7 @@ def inverse_root(A: Tensor, power: Any, eps: Any) -> tuple[Tensor, Tensor]:
 
 def _check_choices(name: str, grafting: Any, exponents: Any, refresh: Any) -> None:
     """Raise ValueError for unknown options or invalid exponents."""
-    if grafting not in (None, "sgd", "adagrad", "rmsprop", "adam"):
-        raise ValueError(
-            f"{name} needs a grafting of None, 'sgd', 'adagrad', 'rmsprop' or 'adam', but got "
-            f"{grafting!r}."
-        )
+    check_choice(name, (None, "sgd", "adagrad", "rmsprop", "adam"), grafting=grafting)
     if exponents is not None and not (
         isinstance(exponents, tuple)
         and len(exponents) == 2
@@ -361,8 +358,7 @@ def _check_choices(name: str, grafting: Any, exponents: Any, refresh: Any) -> No
             f"{name} needs exponents of None or two numbers of 0 or more, e.g. (0.25, 0.25), but "
             f"got {exponents!r}."
         )
-    if refresh not in ("together", "spread"):
-        raise ValueError(f"{name} needs a refresh 'together' or 'spread', but got {refresh!r}.")
+    check_choice(name, ("together", "spread"), refresh=refresh)
 
 
 @factory
@@ -448,11 +444,8 @@ def shampoo(
         tensor([0.9000, 0.9000])
     """
     check_lr(lr)
-    if weight_decay_type not in ("l2", "decoupled", "corrected", "independent"):
-        raise ValueError(
-            "shampoo needs a weight_decay_type of 'l2', 'decoupled', 'corrected' or 'independent', "
-            f"but got {weight_decay_type!r}."
-        )
+    kinds = ("l2", "decoupled", "corrected", "independent")
+    check_choice("shampoo", kinds, weight_decay_type=weight_decay_type)
     decay = add_decayed_weights(weight_decay)
     if weight_decay_type in ("corrected", "independent"):
         if peak_lr is None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from functional_optim.core import base
+from functional_optim.core.calls import check_choice
 from functional_optim.core.chain import MixedChain, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
@@ -119,18 +120,9 @@ def _view(
     stack: Any = False,
 ) -> MatrixView:
     """The view of these arguments; raises ValueError for invalid ones."""
-    if kernel not in ("flatten", "batch", "tensor", "auto"):
-        raise ValueError(
-            f"as_matrix needs a kernel 'flatten', 'batch', 'tensor' or 'auto', but got {kernel!r}."
-        )
-    if orientation not in ("out_in", "in_out"):
-        raise ValueError(
-            f"as_matrix needs an orientation 'out_in' or 'in_out', but got {orientation!r}."
-        )
-    if not isinstance(stack, bool):
-        raise ValueError(
-            f"as_matrix needs stack=True for a stack of matrices, or False, but got {stack!r}."
-        )
+    check_choice("as_matrix", ("flatten", "batch", "tensor", "auto"), kernel=kernel)
+    check_choice("as_matrix", ("out_in", "in_out"), orientation=orientation)
+    check_choice("as_matrix", (True, False), stack=stack)
     for name, value in {"heads": heads, "split": split}.items():
         each = value if isinstance(value, tuple) else (value,)
         if value is not None and not (each and all(type(x) is int and x > 0 for x in each)):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from functional_optim.combinators.as_matrix import each_placement
 from functional_optim.core import base, sharding
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.ownership import OwnerGroup
 
@@ -57,8 +58,7 @@ def matrix_owners(
         chain(scale_by_muon, orthogonalize, add_decayed_weights, scale_by_lr)
     """
     base.check_transformation("matrix_owners", tx, "matrix_owners(muon())")
-    if owners not in ("each", "spread"):
-        raise ValueError(f"matrix_owners needs owners 'each' or 'spread', but got {owners!r}.")
+    check_choice("matrix_owners", ("each", "spread"), owners=owners)
     if not any(x.rule.runs.batched for x in tx.placements):
         raise ValueError(
             "matrix_owners got a transformation without a rule that takes batches of "

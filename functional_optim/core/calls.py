@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Any, cast
 
@@ -132,6 +132,16 @@ def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
         known = type(x).__name__ in ("bool", "bool_", "Tensor") or (type(x) is int and x in (0, 1))
         if annotations.get(name) == "bool" and not known:
             raise TypeError(f"{name} must be True or False, but got {x!r}.")
+
+
+def check_choice(who: str, choices: Collection[Any], **values: Any) -> None:
+    """Raise ValueError unless each of some arguments is one of the choices. who: takes them."""
+    for name, x in values.items():
+        if x not in choices:
+            *others, last = map(repr, choices)
+            raise ValueError(
+                f"{who} needs {name} to be {', '.join(others)} or {last}, but got {x!r}."
+            )
 
 
 INSIDE = ("a hyperparameter must be", " takes a number")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
-from functional_optim.core.calls import takes
+from functional_optim.core.calls import check_choice, takes
 from functional_optim.core.factory import factory
 from functional_optim.core.lift import lift, part_of, route
 from functional_optim.core.numbers import Numbers, as_args
@@ -300,8 +300,7 @@ def _check_runs(name: str, runs: Runs, variants: int, carry: Any, hyper: Mapping
             "pass several variants and a function that chooses one of them, or a single update and "
             "none."
         )
-    if runs.after not in (None, "lr", "step"):
-        raise ValueError(f"{who} has after={runs.after!r}; pass 'lr', 'step' or None.")
+    check_choice(who, (None, "lr", "step"), after=runs.after)
     if absent is not None and turns is not None:
         raise ValueError(
             f"{who} has `absent` and turns, but a tensor without a gradient takes no turn; leave "

@@ -14,6 +14,7 @@ from functional_optim.combinators.commit import CommitIf, as_flag
 from functional_optim.combinators.local_steps import Synced, advanced
 from functional_optim.combinators.sharpness import SamState, SharpnessAware, check_grad_fn
 from functional_optim.core import base, memory, modes
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, check_state, check_trees
@@ -99,11 +100,7 @@ def compile(
             f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
             "first, e.g. compile(adamw(lr=1e-3))."
         )
-    if backend not in get_args(Backend):
-        raise ValueError(
-            f'backend must be "kernels" (kernels of this package) or "torch" (torch.compile), but '
-            f"got {backend!r}."
-        )
+    check_choice("compile", get_args(Backend), backend=backend)
     options = Options(donate, strict, capturable, backend)
     if isinstance(tx, CommitIf):
         return CommittedStep(tx, options)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core.base import Tree
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.estimators.protocol import (
     Estimator,
@@ -58,11 +59,7 @@ def forward_gradient(
         (14.0, True)
     """
     numeric.check_count("forward_gradient", 1, directions=directions)
-    if distribution not in ("normal", "rademacher"):
-        raise ValueError(
-            f'forward_gradient draws "normal" numbers or "rademacher" signs, but got '
-            f"{distribution!r}."
-        )
+    check_choice("forward_gradient", ("normal", "rademacher"), distribution=distribution)
     name, rays = "forward_gradient", Rays(directions, distribution == "rademacher", batched)
 
     def measure(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, EstimatorState]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.combinators.local_steps import Synced, check_alone
 from functional_optim.core import base
+from functional_optim.core.calls import check_choice
 from functional_optim.engine.compile import compile
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.torchft import as_coordinator
@@ -99,8 +100,7 @@ class Replica:
     ) -> None:
         if not isinstance(tx, Synced):
             check_alone("Replica", tx, "Replica(coordinator, adam())")
-        if nonfinite not in ("commit", "refuse"):
-            raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
+        check_choice("Replica", ("commit", "refuse"), nonfinite=nonfinite)
         self.coordinator = as_coordinator(coordinator)
         if isinstance(tx, Synced) and tx.heals_first and not self.coordinator.heals_at_start:
             raise ValueError(

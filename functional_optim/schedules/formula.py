@@ -51,19 +51,6 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 """Transitions from 0 to 1. For the last one, the remaining distance is 1 − √x."""
 
 
-def way(name: str, kind: str, known: tuple[str, ...]) -> Callable[[Any], Any]:
-    """A transition from 0 to 1 by its name."""
-    check_kind(name, kind, known)
-    return WAYS[kind]
-
-
-def check_kind(name: str, kind: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError for an unknown kind."""
-    if kind not in known:
-        words = " or ".join([", ".join(map(repr, known[:-1])), repr(known[-1])])
-        raise ValueError(f"{name} has the kinds {words}, but got {kind!r}.")
-
-
 def check_schedule(name: str, schedule: Any) -> None:
     """Raise TypeError unless it is callable."""
     if not callable(schedule):

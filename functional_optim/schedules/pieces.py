@@ -8,9 +8,10 @@ from operator import mul
 from typing import Any
 
 from functional_optim import numeric
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import check_schedule, of_step, way
+from functional_optim.schedules.formula import WAYS, check_schedule, of_step
 
 
 @factory
@@ -112,12 +113,15 @@ def piecewise_interpolate(
         >>> schedule(5), schedule(10), schedule(15), schedule(20)
         (0.75, 0.5, 0.375, 0.25)
     """
-    shape = way("piecewise_interpolate", interpolate_type, ("linear", "cosine"))
-    ends, scales = _sorted("piecewise_interpolate", boundaries_and_scales)
+    name = "piecewise_interpolate"
+    check_choice(name, ("linear", "cosine"), interpolate_type=interpolate_type)
+    ends, scales = _sorted(name, boundaries_and_scales)
 
     def formula(n, init, *numbers):
         ends, scales = _halves(numbers)
-        return between(n, shape, ends, tuple(accumulate(scales, mul, initial=init)))
+        return between(
+            n, WAYS[interpolate_type], ends, tuple(accumulate(scales, mul, initial=init))
+        )
 
     return of_step(formula, init_value, *ends, *scales)
 

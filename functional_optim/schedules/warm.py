@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functional_optim import numeric
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.basic import constant, cosine_left, exponential_decay
-from functional_optim.schedules.formula import check_kind, check_schedule, of_step, share, way
+from functional_optim.schedules.formula import WAYS, check_schedule, of_step, share
 from functional_optim.schedules.pieces import join
 
 
@@ -43,7 +44,7 @@ def warmup(
     """
     check_schedule("warmup", schedule)
     numeric.check_least("warmup", 0, warmup_steps=warmup_steps)
-    check_kind("warmup", kind, ("linear", "constant", "exponential"))
+    check_choice("warmup", ("linear", "constant", "exponential"), kind=kind)
     if kind == "constant":
         return join([constant(init_value), schedule], [warmup_steps])
     if kind == "exponential":
@@ -208,12 +209,12 @@ def warmup_stable_decay(
         (0.5, 1.0, 0.5, 0.0)
     """
     name = "warmup_stable_decay"
-    shape = way(name, kind, ("linear", "cosine", "1-sqrt"))
+    check_choice(name, ("linear", "cosine", "1-sqrt"), kind=kind)
     numeric.check_least(name, 0, warmup_steps=warmup_steps, stable_steps=stable_steps)
     numeric.check_least(name, 1, decay_steps=decay_steps)
 
     def formula(n, peak, end, stable, steps):
-        return numeric.lerp(peak, end, shape(share(n - stable, steps)))
+        return numeric.lerp(peak, end, WAYS[kind](share(n - stable, steps)))
 
     fall = of_step(formula, peak_value, end_value, stable_steps, decay_steps)
     return warmup(fall, warmup_steps, init_value)

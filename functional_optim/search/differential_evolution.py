@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import randomness
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.search import base
 from functional_optim.search.base import Search, Start, check_positive, method
@@ -87,11 +88,7 @@ def differential_evolution(
     numeric.check(
         lambda x: 0.0 <= x <= 1.0, CR, "differential_evolution needs CR in [0, 1], but got {}."
     )
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"differential_evolution supports the strategies {', '.join(STRATEGIES)}, but got "
-            f"{strategy!r}."
-        )
+    check_choice("differential_evolution", STRATEGIES, strategy=strategy)
 
     def start(at: Start) -> dict[str, Any]:
         z = base.normal(at, population - 1, at.mean)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.storage import compute_dtype
 from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
@@ -348,8 +349,7 @@ def _turns(name: str, precondition_frequency: Any, refresh: str) -> int | None:
     Raises:
         ValueError: for an unknown refresh, or an invalid frequency.
     """
-    if refresh not in ("together", "spread"):
-        raise ValueError(f"{name} needs a refresh 'together' or 'spread', but got {refresh!r}.")
+    check_choice(name, ("together", "spread"), refresh=refresh)
     if refresh == "spread":
         numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
         return precondition_frequency

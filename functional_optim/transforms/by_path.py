@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.paths import fits
 from functional_optim.transforms.scaling import scale
@@ -190,8 +191,7 @@ def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> Mup
         >>> fo.mup(params(512), params(64)).lr
         {'hidden': 0.125, 'in': 1.0}
     """
-    if rule not in ("adam", "sgd"):
-        raise ValueError(f'mup has the rules "adam" and "sgd", but got {rule!r}.')
+    check_choice("mup", ("adam", "sgd"), rule=rule)
     named = dict(tree.items(params))
     small, other = [dict(tree.items(x)) for x in (base, params if delta is None else delta)]
     if not named.keys() == small.keys() == other.keys():

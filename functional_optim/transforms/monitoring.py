@@ -12,6 +12,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base, sharding
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
 from functional_optim.core.rule import Runs
@@ -83,8 +84,7 @@ def monitor(
         >>> fo.numbers(state, "cosine")
         {'cosine/a': 1.0, 'cosine/b': 1.0}
     """
-    if of not in PLACES:
-        raise ValueError(f'monitor measures "updates", "params" or "gradients", but got of={of!r}.')
+    check_choice("monitor", PLACES, of=of)
     if not isinstance(measures, Mapping):
         raise TypeError(
             f"monitor takes a dict from names to measures, but got {measures!r}; pass e.g. "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, Update
@@ -156,11 +157,7 @@ def polar_factor(
 
 def check_scale(name: str, scale: Any) -> None:
     """Raise ValueError for an unknown scale."""
-    if scale not in SCALES:
-        raise ValueError(
-            f"{name} needs a scale out of 'original', 'match_rms_adamw', 'spectral' and None, but "
-            f"got {scale!r}."
-        )
+    check_choice(name, SCALES, scale=scale)
 
 
 def shape_factor(scale: Scale, m: int, n: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functional_optim import numeric
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
@@ -48,8 +49,7 @@ def scale_by_polyak(
     """
     numeric.check_range("scale_by_polyak", "positive", max_learning_rate=max_learning_rate)
     numeric.check_range("scale_by_polyak", "of 0 or more", eps=eps)
-    if variant not in ("sps", "sps+"):
-        raise ValueError(f'scale_by_polyak has the variants "sps" and "sps+", but got {variant!r}.')
+    check_choice("scale_by_polyak", ("sps", "sps+"), variant=variant)
 
     def scalars(t, total, *, f_min, max_learning_rate, eps, value):
         gap = numeric.float64(value) - f_min

@@ -314,7 +314,7 @@ NUMBERS: list[Any] = [
     (lambda: s.exponential_decay(1, 5, 0.5, -2), "transition_begin of at least 0"),
     (lambda: s.piecewise_constant(1, {-1: 0.5}), "boundaries of at least 0, but got -1"),
     (lambda: s.piecewise_constant(1, {1: -0.5}), "scales of at least 0, but got -0.5"),
-    (lambda: s.piecewise_interpolate("cubic", 1), "kinds 'linear' or 'cosine', .* 'cubic'"),
+    (lambda: s.piecewise_interpolate("cubic", 1), "to be 'linear' or 'cosine', .* 'cubic'"),
     (lambda: s.piecewise_interpolate("linear", 1, {2: -1}), "scales of at least 0"),
     (lambda: s.linear_onecycle(0, 1), "linear_onecycle needs transition_steps of at least"),
     (lambda: s.linear_onecycle(9, 1, 0.9), "pct_start=0.9, pct_final=0.85"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
+from functional_optim.core.calls import check_choice
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.simulation.connection import Simulated
 from functional_optim.replicas.simulation.faults import (
@@ -169,8 +170,7 @@ class Simulation:
         for name in ("timeout", "join_timeout", "latency"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 s, but is {getattr(self, name)}.")
-        if self.errors not in ("raise", "crash"):
-            raise ValueError(f'errors must be "raise" or "crash", but is {self.errors!r}.')
+        check_choice("Simulation", ("raise", "crash"), errors=self.errors)
         self.faults = list(self.faults)
         check_faults(self.faults, self.replicas)
 
