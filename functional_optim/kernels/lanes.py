@@ -14,6 +14,7 @@ import torch
 
 from functional_optim.kernels.cpp import HEAD, Cpp
 from functional_optim.kernels.node import Unsuitable
+from functional_optim.kernels.points import FUNCTIONS
 
 VECTOR = {
     torch.float64: "D",
@@ -114,11 +115,7 @@ def check(dtype: torch.dtype) -> None:
         raise Unsuitable(f"a value in {dtype}")
 
 
-UNARY = (
-    *("log", "sin", "cos", "tan", "tanh", "log1p", "expm1", "erf", "erfc", "atan", "exp2", "log2"),
-    *("sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos", "lgamma", "floor", "ceil"),
-    *("trunc", "rint", "sqrt"),
-)
+UNARY = (*[x for x in FUNCTIONS if x != "exp"], "floor", "ceil", "trunc", "rint", "sqrt")
 BINARY = ("pow", "atan2", "hypot", "copysign")
 
 VECTORS = r"""

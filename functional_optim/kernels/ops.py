@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from functional_optim.kernels.node import Node, Unsuitable
-from functional_optim.kernels.points import POINT
+from functional_optim.kernels.points import FUNCTIONS, POINT
 
 Kind = Literal[
     "input", "number", "const", "row", "iota", "inside", "point", "view", "fill", "reduce"
@@ -160,23 +160,7 @@ def cost(node: Node) -> int:
     return 60 if name in CALLS or node.op == NOISE else 1
 
 
-CALLS = {
-    *("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan", "exp2", "log2"),
-    *(
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "asin",
-        "acos",
-        "erfc",
-        "lgamma",
-        "atan2",
-        "hypot",
-    ),
-    *("sigmoid", "pow"),
-}
+CALLS = {*FUNCTIONS, "atan2", "hypot", "sigmoid", "pow"}
 """Operations that are functions of a mathematical library."""
 
 

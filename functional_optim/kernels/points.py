@@ -148,22 +148,14 @@ for _writer, *_names in (
             POINT[f"{_name}.{_kind}"] = _writer
 
 
-for _name in ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan"):
+FUNCTIONS = (
+    *("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan", "exp2", "log2"),
+    *("sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos", "erfc", "lgamma"),
+)
+"""Functions of one number that a mathematical library has."""
+
+for _name in FUNCTIONS:
     POINT[f"{_name}.default"] = lambda b, n, x, _name=_name: b.call(_name, x)
-for _name, _call in {
-    "exp2": "exp2",
-    "log2": "log2",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "asinh": "asinh",
-    "acosh": "acosh",
-    "atanh": "atanh",
-    "asin": "asin",
-    "acos": "acos",
-    "erfc": "erfc",
-    "lgamma": "lgamma",
-}.items():
-    POINT[f"{_name}.default"] = lambda b, n, x, _call=_call: b.call(_call, x)
 for _name, _call in (("floor", "floor"), ("ceil", "ceil"), ("trunc", "trunc"), ("round", "rint")):
     POINT[f"{_name}.default"] = lambda b, n, x, _call=_call: (
         b.call(_call, x) if b.dtype.is_floating_point else x
