@@ -139,9 +139,7 @@ def check_choice(who: str, choices: Collection[Any], **values: Any) -> None:
     for name, x in values.items():
         if x not in choices:
             *others, last = map(repr, choices)
-            raise ValueError(
-                f"{who} needs {name} to be {', '.join(others)} or {last}, but got {x!r}."
-            )
+            raise ValueError(f"{who} takes {', '.join(others)} or {last} as {name}, but got {x!r}.")
 
 
 INSIDE = ("a hyperparameter must be", " takes a number")

@@ -115,6 +115,7 @@ class Companded(NamedTuple):
     bits: int = 8
     signed: bool = True
     steps: int = 4
+    entrywise = False
 
     @property
     def kind(self) -> str:
@@ -123,10 +124,6 @@ class Companded(NamedTuple):
     @property
     def fields(self) -> tuple[str, ...]:
         return (f"{'int' if self.signed else 'uint'}{self.bits}", "scale")
-
-    @property
-    def entrywise(self) -> bool:
-        return False
 
     @property
     def last(self) -> int:
@@ -192,6 +189,7 @@ class Float8(NamedTuple):
 
     dtype: torch.dtype = torch.float8_e4m3fn
     signed: bool = True
+    entrywise = False
 
     @property
     def kind(self) -> str:
@@ -200,10 +198,6 @@ class Float8(NamedTuple):
     @property
     def fields(self) -> tuple[str, ...]:
         return (str(self.dtype).removeprefix("torch."), "scale")
-
-    @property
-    def entrywise(self) -> bool:
-        return False
 
     @property
     def steps(self) -> int:
@@ -252,14 +246,8 @@ class Bfloat16(NamedTuple):
     """bfloat16, without a scale: the first 16 bits of a float32."""
 
     kind: str = "bfloat16"  # a field, since empty tuples of any two classes are equal
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ("bfloat16",)
-
-    @property
-    def entrywise(self) -> bool:
-        return True
+    fields = ("bfloat16",)
+    entrywise = True
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         if noise is None:
@@ -286,13 +274,8 @@ class Split(NamedTuple):
     def kind(self) -> str:
         return f"split{self.bits}"
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ("", "low")
-
-    @property
-    def entrywise(self) -> bool:
-        return True
+    fields = ("", "low")
+    entrywise = True
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         bits, cut = _bits(x), 16 - self.bits
@@ -320,14 +303,8 @@ class Compensated(NamedTuple):
     """A float32 as the nearest bfloat16, and the remainder as another one."""
 
     kind: str = "kahan"
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ("", "compensation")
-
-    @property
-    def entrywise(self) -> bool:
-        return True
+    fields = ("", "compensation")
+    entrywise = True
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         kept = x.to(torch.bfloat16)

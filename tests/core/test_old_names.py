@@ -183,5 +183,5 @@ def test_what_is_no_record_is_refused():
     for wrong in ({"runs": {"batched": True}}, {"storage": None}):
         with pytest.raises(TypeError, match=r"pass a functional_optim\.Runs and a functional_opti"):
             fo.leafwise(None, doubled, **wrong)
-    with pytest.raises(ValueError, match="to be None, 'lr' or 'step', but got 'mean'"):
+    with pytest.raises(ValueError, match="takes None, 'lr' or 'step' as after, but got 'mean'"):
         fo.leafwise(None, doubled, runs=fo.Runs(after="mean"))

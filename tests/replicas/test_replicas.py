@@ -269,7 +269,7 @@ def test_an_error_of_the_program_costs_no_step():
 def test_bad_arguments_of_the_loop():
     with pytest.raises(TypeError, match="Replica takes a transformation"):
         Replica(Local(), fo.sgd)
-    with pytest.raises(ValueError, match="nonfinite to be 'commit' or 'refuse'"):
+    with pytest.raises(ValueError, match="takes 'commit' or 'refuse' as nonfinite"):
         Replica(Local(), fo.sgd(0.1), nonfinite="maybe")
     group = Local()
     replica = Replica(group, fo.sgd(0.1))

@@ -161,7 +161,7 @@ def test_an_exception_may_be_the_death_of_its_replica():
         ({"replicas": 0}, "min_replicas=1 cannot form out of 0"),
         ({"replicas": 2, "min_replicas": 3}, "min_replicas=3 cannot form out of 2"),
         ({"timeout": 0.0}, "timeout must be more than 0 s"),
-        ({"errors": "ignore"}, "errors to be 'raise' or 'crash'"),
+        ({"errors": "ignore"}, "takes 'raise' or 'crash' as errors"),
         ({"faults": [Kill(3)]}, "ranks 0 to 2"),
         ({"faults": [Kill(0, 0, "somewhere")]}, "a point is one of before start"),
         ({"faults": [Delay(0, seconds=-1.0)]}, "seconds must be 0 or more"),

@@ -331,7 +331,7 @@ BAD = {
     r"integer in \[1, 8\] as its elites, but got 9": lambda: search.cem(8, 0.1, elites=9),
     "integer in .* as its elites, but got 2.5": lambda: search.cem(8, 0.1, elites=2.5),
     "smoothing in": lambda: search.cem(8, 0.1, smoothing=0.0),
-    "needs strategy to be": lambda: search.differential_evolution(8, 0.1, strategy="best/2"),
+    "as strategy, but got": lambda: search.differential_evolution(8, 0.1, strategy="best/2"),
     "temperature of 0 or more": lambda: search.annealing(1, 0.1, -1.0),
     "max_change in": lambda: search.pgpe(8, 0.1, fo.sgd(0.1), max_change=1.0),
     "shape \\(8,\\), but got \\(7,\\)": lambda: told(torch.zeros(7)),
