@@ -14,66 +14,34 @@ from typing import Any
 import torch
 
 from functional_optim.kernels import disk_cache, toolchain, watch
-from functional_optim.kernels.callers import warn_once
-from functional_optim.kernels.comparison import compare
-from functional_optim.kernels.disk_cache import folder
-from functional_optim.kernels.divided import Combination, DividedLaunch
-from functional_optim.kernels.drivers import DRIVERS, CaptureError
-from functional_optim.kernels.failures import (
-    NoCompiler,
-    cause,
-    fallback,
-    is_compile_error,
-    is_limit,
-    line,
-    refusal,
-    warn_failed,
-)
-from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.callers import warn_once as warn_once
+from functional_optim.kernels.comparison import compare as compare
+from functional_optim.kernels.disk_cache import folder as folder
+from functional_optim.kernels.divided import Combination as Combination
+from functional_optim.kernels.divided import DividedLaunch as DividedLaunch
+from functional_optim.kernels.drivers import DRIVERS as DRIVERS
+from functional_optim.kernels.drivers import CaptureError as CaptureError
+from functional_optim.kernels.failures import NoCompiler as NoCompiler
+from functional_optim.kernels.failures import cause as cause
+from functional_optim.kernels.failures import fallback as fallback
+from functional_optim.kernels.failures import is_compile_error as is_compile_error
+from functional_optim.kernels.failures import is_limit as is_limit
+from functional_optim.kernels.failures import line as line
+from functional_optim.kernels.failures import refusal as refusal
+from functional_optim.kernels.failures import warn_failed as warn_failed
 from functional_optim.kernels.interrupts import held
-from functional_optim.kernels.keys import static_key
-from functional_optim.kernels.launches import READER, Launch, Launches, Together
-from functional_optim.kernels.libraries import Native, count, library, prefetch
-from functional_optim.kernels.node import NumberSource, RuleError, Unsuitable
-from functional_optim.kernels.print_cpp import Source, source_of
-
-__all__ = [
-    "DRIVERS",
-    "READER",
-    "CaptureError",
-    "Combination",
-    "DividedLaunch",
-    "Graph",
-    "Launch",
-    "Launches",
-    "Native",
-    "NoCompiler",
-    "NumberSource",
-    "RuleError",
-    "Source",
-    "Together",
-    "Unsuitable",
-    "capturing",
-    "cause",
-    "compare",
-    "count",
-    "fallback",
-    "folder",
-    "is_compile_error",
-    "is_kept",
-    "is_limit",
-    "library",
-    "line",
-    "own_code",
-    "prefetch",
-    "refusal",
-    "require_compiler",
-    "source_of",
-    "static_key",
-    "warn_failed",
-    "warn_once",
-    "watcher",
-]
+from functional_optim.kernels.keys import static_key as static_key
+from functional_optim.kernels.launches import READER as READER
+from functional_optim.kernels.launches import Launch as Launch
+from functional_optim.kernels.launches import Launches as Launches
+from functional_optim.kernels.launches import Together as Together
+from functional_optim.kernels.libraries import Native as Native
+from functional_optim.kernels.libraries import count as count
+from functional_optim.kernels.libraries import library as library
+from functional_optim.kernels.libraries import prefetch as prefetch
+from functional_optim.kernels.node import Unsuitable as Unsuitable
+from functional_optim.kernels.print_cpp import Source as Source
+from functional_optim.kernels.print_cpp import source_of as source_of
 
 
 def capturing() -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -342,7 +341,10 @@ class SweepRuns:
         if not self.functions:
             of_state = _numbered(self.tx_factory(numbers[0]).init(self.params))
             init_all, step_all = self._vmapped(_numbered(self.params), of_state)
-            self.functions = (init_all, step_all, _compiled(step_all) if compile else step_all)
+            run = step_all
+            if compile:
+                run = torch.compile(kernels.own_code(run), fullgraph=True)
+            self.functions = (init_all, step_all, run)
         init_all, *steps = self.functions
         run = steps[compile]
         flat = [p.expand(len(values), *p.shape).clone() for p in leaves]
@@ -417,14 +419,6 @@ def _flat(places: Any, held: Any) -> list[Tensor]:
 def _filled(places: Any, leaves: list[Tensor]) -> Any:
     """The tree of leaves, from their indices."""
     return tree.map(leaves.__getitem__, places)
-
-
-def _compiled(function: Any) -> Callable[..., Any]:
-    """torch.compile of a function with a separate code object, since the variants of one are
-    limited."""
-    code, closure = function.__code__.replace(), function.__closure__
-    own = FunctionType(code, function.__globals__, closure=closure)
-    return torch.compile(own, fullgraph=True)
 
 
 def _refuse(error: Exception, copies: int) -> None:

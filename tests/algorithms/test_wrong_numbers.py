@@ -84,7 +84,10 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: fo.shampoo(weight_decay_type="corrected"), "without peak_lr"),
     (lambda: fo.shampoo(weight_decay_type="corrected", peak_lr=0.0), "peak_lr above 0"),
-    (lambda: fo.shampoo(weight_decay_type="x"), "or 'independent', but got 'x'"),
+    (
+        lambda: fo.shampoo(weight_decay_type="x"),
+        "or 'independent' as weight_decay_type, but got 'x'",
+    ),
     (lambda: fo.shampoo().init(COMPLEX), "takes real parameters"),
 ]
 
