@@ -16,15 +16,13 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core import sharding
 from functional_optim.core.memory import laid_out_like
-from functional_optim.core.numbers import form_of
 from functional_optim.core.ownership import Partition
-from functional_optim.core.recording import Body
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.small import sizes_of
 from functional_optim.core.storage import Slots, present
-from functional_optim.engine.executor import Executor, How, Runner, Write
-from functional_optim.engine.native import Served, kind_of
+from functional_optim.engine.executor import How, Runner, Write
+from functional_optim.engine.native import KernelExecutor, Served, kind_of
 from functional_optim.engine.shards import over_mesh
 from functional_optim.kernels.graph import Graph
 
@@ -32,10 +30,8 @@ BUCKET = 1 << 23
 """Elements of tensors whose passes run together, with stored intermediate values."""
 
 
-class DividedExecutor(Executor):
+class DividedExecutor(KernelExecutor):
     """DTensors on a CPU that one mesh dimension shards along their first dimension."""
-
-    through_memory = True
 
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
@@ -43,7 +39,6 @@ class DividedExecutor(Executor):
         partition = Partition.of(self.spec)
         assert partition is not None
         self.processes = partition.group
-        self.missing = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         self.tasks: dict[Any, DividedTask | None] = {}
 
     @classmethod
@@ -72,37 +67,35 @@ class DividedExecutor(Executor):
             return None
         return (spec, *kind_of(g, p, slots))
 
+    def whole(
+        self, g: Tensor, p: Tensor, slots: list[Slots], scalars: BoundScalars
+    ) -> tuple[Tensor, Tensor, list[Slots]]:
+        """Tensors of the global shapes, without values."""
+        return _whole(g), _whole(p), [tuple(map(_whole, own)) for own in slots]
+
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
         """The task on the rows of this process; None if a rule has no kernel for it."""
         if scalars.task not in self.tasks:
-            self.tasks[scalars.task] = self._task(grads, scalars)
+            try:
+                self.tasks[scalars.task] = self._task(grads, scalars)
+            except kernels.Unsuitable:
+                self.tasks[scalars.task] = None
         return self.tasks[scalars.task]
 
     def _task(self, grads: list[Tensor], scalars: BoundScalars) -> DividedTask | None:
         if takes_turns(scalars.placements):
             return None
-        used = len(scalars.placements)
-        forms = tuple(map(form_of, scalars.numbers))
-        body = Body(scalars.placements, self.missing[:used], forms, scalars.goal, self.group.kept)
-        found: dict[Any, Divided] = {}
-        try:
-            for i, g in enumerate(self.mine(grads)):
-                p, slots = self.params[i], self.slots[i][:used]
-                like = (_whole(g), _whole(p), [tuple(map(_whole, own)) for own in slots])
-                graph, constants = body.find(*like)
-                _check(graph, p, slots)
-                source = kernels.source_of(graph)
-                if scalars.goal != "step" and not source.blocks:  # its sums are reduced later
-                    return None
-                if source.text not in found:
-                    found[source.text] = Divided(Served(body, graph, like))
-                found[source.text].add(i, like, p, graph, constants)
-        except kernels.Unsuitable:
-            return None
-        kernels.prefetch([kernels.source_of(own.served.graph) for own in found.values()])
-        natives: list[tuple[Divided, kernels.Native]] = []
-        for own in found.values():
-            native = own.served.library(strict=self.group.strict)
+        used, found = len(scalars.placements), self.graphs(grads, scalars)
+        sources = [kernels.source_of(own.graph) for own in found]
+        if scalars.goal != "step" and not all(x.blocks for x in sources):
+            return None  # its sums are reduced later
+        for own in found:
+            for i, graph in zip(own.members, own.graphs, strict=True):
+                _check(graph, self.params[i], self.slots[i][:used])
+        kernels.prefetch(sources)
+        natives: list[tuple[Served, kernels.Native]] = []
+        for own in found:
+            native = own.library(strict=self.group.strict)
             if native is None:
                 return None
             natives.append((own, native))
@@ -119,19 +112,6 @@ class DividedExecutor(Executor):
         return getattr(torch.stack(every), f"a{how}")(0)
 
 
-class Divided:
-    """Tensors with a common graph, with their sizes in this process."""
-
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.sizes: list[list[int]] = []
-
-    def add(self, i: int, like: Any, p: Tensor, graph: Graph, constants: tuple[float, ...]) -> None:
-        """One more tensor. graph: with the axes that it has."""
-        self.served.add(i, like, graph.sizes_of(sizes_of(like[1])), constants)
-        self.sizes.append(graph.sizes_of(sizes_of(sharding.shard(p))))
-
-
 class DividedTask:
     """Runs a task for the tensors of an executor."""
 
@@ -139,7 +119,7 @@ class DividedTask:
         self,
         executor: DividedExecutor,
         used: int,
-        natives: Sequence[tuple[Divided, kernels.Native]],
+        natives: Sequence[tuple[Served, kernels.Native]],
     ) -> None:
         self.executor = executor
         self.used = used
@@ -183,16 +163,15 @@ class DividedTask:
     def _launched(self, rows: list[list[Tensor]]) -> list[tuple[list[int], kernels.DividedLaunch]]:
         found: list[tuple[list[int], kernels.DividedLaunch]] = []
         for own, native in self.natives:
-            served = own.served
-            for some in _buckets([self.executor.params[i].numel() for i in served.members]):
-                members = [served.members[k] for k in some]
+            for some in _buckets([self.executor.params[i].numel() for i in own.members]):
+                members = [own.members[k] for k in some]
                 launch = kernels.DividedLaunch(
                     native,
-                    [own.sizes[k] for k in some],
+                    [own.graphs[k].sizes_of(sizes_of(rows[own.members[k]][0])) for k in some],
                     [list(map(Tensor.data_ptr, rows[i])) for i in members],
-                    [served.constants[k] for k in some],
+                    [own.constants[k] for k in some],
                     torch.get_num_threads(),
-                    wholes=[served.sizes[k][0] for k in some],
+                    wholes=[own.sizes[k][0] for k in some],
                     combine=self.executor.combine,
                 )
                 found.append((members, launch))

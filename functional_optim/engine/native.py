@@ -32,8 +32,8 @@ class Served:
     """The tensors of an executor for which one graph holds.
 
     body: what was recorded. like: the gradient, the parameter and the slots of one of them.
-    members: their indices. sizes: for each of them those of the graph's axes. constants: those of
-    the graph that depend on its shape. small: some that have few elements, by their shapes.
+    members: their indices. graphs: of each of them. sizes: those of the graph's axes. constants:
+    those of the graph that depend on its shape. small: some with few elements, by their shapes.
     """
 
     def __init__(self, body: Body, graph: Graph, like: Any) -> None:
@@ -41,14 +41,17 @@ class Served:
         self.graph = graph
         self.like = like
         self.members: list[int] = []
+        self.graphs: list[Graph] = []
         self.sizes: list[list[int]] = []
         self.constants: list[tuple[float, ...]] = []
         self.small: dict[Any, tuple[Any, list[int], tuple[float, ...]]] = {}
 
-    def add(self, i: int, leaf: Any, sizes: list[int], constants: tuple[float, ...]) -> None:
+    def add(self, i: int, leaf: Any, graph: Graph, constants: tuple[float, ...]) -> None:
         """Serve one more tensor. leaf: its gradient, parameter and slots."""
         _, p, _ = leaf
+        sizes = graph.sizes_of(sizes_of(p))
         self.members.append(i)
+        self.graphs.append(graph)
         self.sizes.append(sizes)
         self.constants.append(constants)
         known = len(self.small) == TRIED or p.numel() > SMALL or p.shape in self.small
@@ -182,19 +185,25 @@ class KernelExecutor(Executor):
             found: dict[Any, Served] = {}
             rows = zip(self.mine(grads), self.params, self.slots, strict=True)
             for i, (g, p, slots) in enumerate(rows):
-                check_packed(scalars.placements, p, slots[:used], whole=not self.group.parts)
-                graph, constants = body.find(g, p, slots[:used])
+                leaf = self.whole(g, p, slots[:used], scalars)
+                graph, constants = body.find(*leaf)
                 key = self.text_of(graph)
                 if key not in found:
-                    found[key] = Served(body, graph, (g, p, slots[:used]))
-                sizes = graph.sizes_of(sizes_of(p))
-                found[key].add(i, (g, p, slots[:used]), sizes, constants)
+                    found[key] = Served(body, graph, leaf)
+                found[key].add(i, leaf, graph, constants)
             self.served[scalars.task] = list(found.values())
         return self.served[scalars.task]
 
+    def whole(
+        self, g: Tensor, p: Tensor, slots: list[Slots], scalars: BoundScalars
+    ) -> tuple[Tensor, Tensor, list[Slots]]:
+        """The tensors for which a graph is found, of a gradient, a parameter and its slots."""
+        check_packed(scalars.placements, p, slots, whole=not self.group.parts)
+        return g, p, slots
+
     def text_of(self, graph: Graph) -> Hashable:
-        """What graphs have in common that share a kernel."""
-        raise NotImplementedError
+        """The text of the kernel that graphs share."""
+        return kernels.source_of(graph).text
 
     def launches(self, found: list[tuple[list[int], Any]]) -> tuple[Any, ...]:
         """The arguments of `Launches`."""
@@ -230,10 +239,6 @@ class NativeExecutor(KernelExecutor):
         except kernels.Unsuitable as error:
             self.why = reason(scalars.placements, error)
             return []
-
-    def text_of(self, graph: Graph) -> Hashable:
-        """The text of its library."""
-        return kernels.source_of(graph).text
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
         """Launches of the libraries of a task; None if one of them cannot be had."""
