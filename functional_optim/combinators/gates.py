@@ -19,7 +19,7 @@ from functional_optim.core.calls import check_step_function
 from functional_optim.core.chain import MixedChain, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs, select, squares
+from functional_optim.core.rule import Runs, select, squares, unchanged
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.totals import given_totals
 
@@ -134,7 +134,7 @@ def _by_condition(
         opened = numeric.float64(should(t - 1))
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
-    update = _emptied if empties else _passed
+    update = _emptied if empties else unchanged
     return _gated(tx, name, update, scalars, GateCarry(0, 0.0))
 
 
@@ -398,10 +398,6 @@ def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any
 
 def _unscaled(u: Tensor, slots: Any, p: Tensor, opened: Any, factor: Any) -> tuple[Tensor, Any]:
     return select(opened, u * factor, 0.0), slots
-
-
-def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
-    return u, slots
 
 
 def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:

@@ -17,7 +17,7 @@ from functional_optim.core.cells import WEIGHT_SLOTS, Bfloat16, Compensated, Spl
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, unchanged
 
 Kind = Literal["split16", "split8", "kahan", "stochastic"]
 
@@ -122,7 +122,7 @@ def master_weights(
             kept = torch.zeros_like(p, dtype=dtype, requires_grad=False)
         return () if record is None else record(kept)
 
-    first = leafwise(init if record else None, _as_it_is, name="master_weights")
+    first = leafwise(init if record else None, unchanged, name="master_weights")
     (placement,) = first.placements
     codec, own = InBlocks(cells, BLOCK, PLACE), seed if kind in ("split8", "stochastic") else None
     rule = placement.rule.stored_by(weight_codec=codec, seed=own)
@@ -137,10 +137,6 @@ def _with_wide_slots(placement: Placement) -> Placement:
 
 def _wide_init(init: Callable[[Tensor], Any], p: Tensor) -> Any:
     return init(p.to(torch.float32) if p.dtype is torch.bfloat16 else p)
-
-
-def _as_it_is(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-    return u, slots
 
 
 def full_weights(params: Any, state: Any) -> Any:

@@ -310,8 +310,9 @@ def _like(x: Any, old: Any) -> Any:
 def _run_shard(
     rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
 ) -> tuple[Tensor, Slots]:
-    """A rule on a sharded tensor that it sees in another shape: in each process on its matrices of
-    a stack, or on the whole tensor, since DTensor does not support all reshapes."""
+    """A rule on a sharded tensor: in each process on its matrices of a stack, or on the whole
+    tensor, since DTensor does not support all reshapes. Each process keeps its shard of the
+    result."""
     view = rule.storage.view
     rows = all(x is None or sharding.is_divided_by_rows(x) for x in stored)
     local = view is not None and rows and view.is_local(u) and view.is_local(p)
@@ -337,10 +338,9 @@ def run_batched(
         for some in batches(members, us[members[0]].numel()):
             first = leaves[some[0]]
             if len(some) == 1:
-                u, own = us[some[0]], first.slots[k]
-                view = rule.storage.view if sharding.is_sharded(u) else None
-                one = _run_shard if view and view.reshapes(first.p.shape) else run_batch
-                results[some[0]] = one(rule, u, own, first.p, first.own(k))
+                u = us[some[0]]
+                one = _run_shard if sharding.is_sharded(u) else run_batch
+                results[some[0]] = one(rule, u, first.slots[k], first.p, first.own(k))
                 continue
             columns = zip(*[leaves[i].slots[k] for i in some], strict=True)
             stored = tuple([None if x[0] is None else torch.stack(x) for x in columns])
@@ -397,15 +397,8 @@ def run_batch(
 ) -> tuple[Tensor, Slots]:
     """A batched rule on a batch, or on a single tensor. p: one of the parameters.
 
-    It determines the storage of slots; the rule gets None instead. Every process gathers a sharded
-    tensor, and keeps its shard of the result.
+    It determines the storage of slots; the rule gets None instead.
     """
-    if sharding.is_sharded(u):
-        whole = [x if x is None else sharding.whole(x) for x in stored]
-        found, new = _run_one(rule, sharding.whole(u), tuple(whole), p, (None,), numbers)
-        pairs = zip(new, stored, strict=True)
-        parts = [x if x is None else sharding.placed_like(x, old) for x, old in pairs]
-        return sharding.placed_like(found, u), tuple(parts)
     return _run_one(rule, u, stored, p, (None,), numbers)
 
 

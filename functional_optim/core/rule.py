@@ -404,6 +404,11 @@ def select(condition: Any, a: Tensor, b: Any) -> Tensor:
     return b if isinstance(b, Tensor) else torch.full_like(a, b)
 
 
+def unchanged(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:
+    """The `update` of a rule that changes nothing."""
+    return u, slots
+
+
 def times(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
     """The `update` of a rule that multiplies by a number."""
     return factor * u, slots

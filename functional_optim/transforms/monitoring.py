@@ -15,7 +15,7 @@ from functional_optim.core import base, sharding
 from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
-from functional_optim.core.rule import Runs
+from functional_optim.core.rule import Runs, unchanged
 from functional_optim.core.storage import compute_dtype
 from functional_optim.measures import Measure, Place
 
@@ -151,9 +151,7 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
 
     first = record(*[0.0] * len(measures))
     runs = Runs(shared=True)
-    return leafwise(
-        None, _unchanged, scalars, reduce=reduce, carry=first, runs=runs, name="monitor"
-    )
+    return leafwise(None, unchanged, scalars, reduce=reduce, carry=first, runs=runs, name="monitor")
 
 
 def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Leafwise:
@@ -175,10 +173,6 @@ def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> L
         return u, record(*_averaged(averages, slots, found, weights))
 
     return leafwise(init, update, scalars, name="monitor")
-
-
-def _unchanged(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, Any]:
-    return u, slots
 
 
 def _sums_of(measures: Sequence[Measure], *, looks_back: bool) -> Callable[..., Any]:
