@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -22,6 +21,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class BeliefSlots(NamedTuple):
@@ -29,10 +29,6 @@ class BeliefSlots(NamedTuple):
     """First moment m, like p."""
     exp_avg_var: Tensor
     """Average s of (g − m)², like p."""
-
-
-def _start(p: Tensor) -> BeliefSlots:
-    return BeliefSlots(torch.zeros_like(p), torch.zeros_like(p))
 
 
 @factory
@@ -80,7 +76,9 @@ def scale_by_belief(
         return u, BeliefSlots(m, v)
 
     storage = Storage(nonnegative=("exp_avg_var",))
-    return leafwise(_start, update, scalars, hyper=hyper, storage=storage, name="scale_by_belief")
+    return leafwise(
+        zeros(BeliefSlots), update, scalars, hyper=hyper, storage=storage, name="scale_by_belief"
+    )
 
 
 @factory
@@ -176,7 +174,9 @@ def scale_by_acprop(
         return u, BeliefSlots(m, v.lerp(r * r, a2))
 
     storage = Storage(nonnegative=("exp_avg_var",))
-    return leafwise(_start, update, scalars, hyper=hyper, storage=storage, name="scale_by_acprop")
+    return leafwise(
+        zeros(BeliefSlots), update, scalars, hyper=hyper, storage=storage, name="scale_by_acprop"
+    )
 
 
 @factory

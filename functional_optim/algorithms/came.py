@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.algorithms.adafactor import inverse_root, mean, rms
 from functional_optim.algorithms.adam import check_each_beta
-from functional_optim.core.base import GradientTransformation
+from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
@@ -79,13 +79,10 @@ def scale_by_came(
             lambda x: x > 0.0, x, f"scale_by_came needs a positive eps at index {i}, but got {{}}."
         )
     numeric.check_range("scale_by_came", "positive", clip_threshold=clip_threshold)
+    real = real_only("scale_by_came")
 
     def init(p: Tensor) -> CameSlots:
-        if p.is_complex():
-            raise TypeError(
-                f"CAME takes real parameters, but got one of dtype {p.dtype}; leave it out with "
-                "masked or partition."
-            )
+        real(p)
         m = torch.zeros_like(p)
         if p.dim() < 2:
             return CameSlots(m, None, None, None, None, torch.zeros_like(p))

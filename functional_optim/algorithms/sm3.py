@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import sharding
-from functional_optim.core.base import GradientTransformation
+from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -72,13 +72,10 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
                 [16.]]), tensor([[ 9., 16.]]))
     """
     numeric.check_range(None, "of 0 or more", eps=eps)
+    real = real_only("scale_by_sm3")
 
     def init(p: Tensor) -> Sm3Slots:
-        if p.is_complex():
-            raise TypeError(
-                f"SM3 takes real parameters, but got one of dtype {p.dtype}; leave it out with "
-                "masked or partition."
-            )
+        real(p)
         if p.dim() > MOST:
             raise ValueError(
                 f"SM3 takes tensors of up to {MOST} dimensions, but got a parameter of shape "

@@ -12,6 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.chain import MixedChain, Wrapped
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.scalars import given
 from functional_optim.core.storage import as_real, as_update, compute_dtype
 
 
@@ -59,13 +60,10 @@ def cautious(
             "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
         )
 
-    def scalars(t, *, eps):
-        return (eps,)
-
     if not isinstance(tx, Leafwise):
         return _around(tx, eps)
     hyper = {"eps": eps}
-    (last,) = leafwise(None, agreeing, scalars, hyper=hyper, name="cautious").placements
+    (last,) = leafwise(None, agreeing, given, hyper=hyper, name="cautious").placements
     return Leafwise((*tx.placements, last.looking_back(len(tx.placements))))
 
 

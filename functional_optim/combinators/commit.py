@@ -169,8 +169,7 @@ def keep_snapshots(tx: base.GradientTransformation, last: int = 1) -> base.Gradi
         grads: Any, state: SnapshotsState, params: Any = None, **extra: Any
     ) -> tuple[Any, SnapshotsState]:
         base.check_extra(extra, known)
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
         updates, inner = tx.update(grads, state.inner, params, **extra)
         past = (Moment(params, state.inner), *state.past[:-1])
         return updates, SnapshotsState(inner, (state.kept + 1).clamp(max=last), past)

@@ -46,8 +46,7 @@ class SharpnessAware(Wrapped):
             **extra: Any,
         ) -> tuple[Any, SamState]:
             base.check_extra(extra, inner.extra)
-            if params is None:
-                raise ValueError("update needs the parameters: call update(grads, state, params).")
+            base.check_passed(params)
             check_grad_fn(grad_fn)
             uphill, climbed = ascent.update(grads, state.ascent, params)
             grads = grad_fn(base.apply_updates(params, uphill))

@@ -110,8 +110,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         base.check_extra(extra, known)
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
         flat = Ravel(params)
         u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
         updates = flat.tree(u, stored=False)

@@ -219,6 +219,12 @@ def check_transformation(name: str, tx: Any, example: str) -> None:
         )
 
 
+def check_passed(params: Tree) -> None:
+    """Raise ValueError if `update` was called without the parameters."""
+    if params is None:
+        raise ValueError("update needs the parameters: call update(grads, state, params).")
+
+
 def check_params(params: Tree) -> None:
     """Raise TypeError unless every leaf is a floating-point or complex tensor."""
     if isinstance(params, GradientTransformation):

@@ -233,8 +233,7 @@ def on_some(
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         base.check_extra(extra, known)
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
 
         def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
             return u if acts(path, p) else g

@@ -144,8 +144,7 @@ def lift(
             extra, tuple([name for (rule, *_) in placements for name in rule.reads.extra])
         )
         check_state(placements, layout, state)
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
         columns = [state.slots[key] for key in keys]
         given, seen = (params, grads, columns), False
         if not torch.compiler.is_compiling():

@@ -81,8 +81,7 @@ def differentially_private_aggregate(
     init = _seeded(me, seed)
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
         given = [row for row in tree.rows(params, grads) if row[1] is not None]
         if not given:
             return grads, base.replaced(state, step=state.step + 1)

@@ -114,8 +114,7 @@ def metropolis(
     def update(
         grads: Tree, state: MetropolisState, params: Tree = None, *, value: Any
     ) -> tuple[Tree, MetropolisState]:
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
         tree.check_same(
             params, state.params, "params", "those of the state", "pass what init was called with"
         )

@@ -109,8 +109,7 @@ def scale_by_backtracking_linesearch(
         value_and_grad: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> tuple[Any, BacktrackingState]:
         base.check_needed("scale_by_backtracking_linesearch", value=value, grad=grad)
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        base.check_passed(params)
         fn = value_alone(value_fn, value_and_grad)
         flat = Ravel(params)
         u, last = flat.vector(updates), state.learning_rate

@@ -356,8 +356,7 @@ def is_over(done: Any) -> bool:
 
 def flat_of(params: Any, grads: Any, *, batched: bool = False) -> Ravel:
     """The vector view of the parameters, after a check of the gradients' structure."""
-    if params is None:
-        raise ValueError("update needs the parameters: call update(grads, state, params).")
+    base.check_passed(params)
     check_grads(params, grads)
     return Ravel(params, batched=batched)
 
