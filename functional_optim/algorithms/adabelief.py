@@ -75,10 +75,8 @@ def scale_by_belief(
         u = m * (adaptive / (v.sqrt() + root_eps) + plain)
         return u, BeliefSlots(m, v)
 
-    storage = Storage(nonnegative=("exp_avg_var",))
-    return leafwise(
-        zeros(BeliefSlots), update, scalars, hyper=hyper, storage=storage, name="scale_by_belief"
-    )
+    init, storage = zeros(BeliefSlots), Storage(nonnegative=("exp_avg_var",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_belief")
 
 
 @factory
@@ -173,10 +171,8 @@ def scale_by_acprop(
         u = adaptive * g / ((v + above).sqrt() + root_eps) + plain * m
         return u, BeliefSlots(m, v.lerp(r * r, a2))
 
-    storage = Storage(nonnegative=("exp_avg_var",))
-    return leafwise(
-        zeros(BeliefSlots), update, scalars, hyper=hyper, storage=storage, name="scale_by_acprop"
-    )
+    init, storage = zeros(BeliefSlots), Storage(nonnegative=("exp_avg_var",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_acprop")
 
 
 @factory
