@@ -213,7 +213,7 @@ def test_the_dearest_matrices_go_first_each_to_who_has_least():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="owners 'each' or 'spread', but got 'all'"):
+    with pytest.raises(ValueError, match="takes 'each' or 'spread' as owners, but got 'all'"):
         fo.matrix_owners(fo.muon(), "all")
     with pytest.raises(ValueError, match="without a rule that takes batches"):
         fo.matrix_owners(fo.adam())
