@@ -375,6 +375,17 @@ def takes_any(function: Callable[..., Any]) -> bool:
     return code is not None and bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
+def one_number(value: Any, like: Tensor) -> Tensor:
+    """A value as a tensor like another; raises ValueError if it is more than one."""
+    x = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if x.numel() != 1:
+        raise ValueError(
+            f"the value must be one number, but got one of shape {tuple(x.shape)}; for many "
+            "problems call update under torch.vmap."
+        )
+    return x
+
+
 def check_extra(extra: dict[str, Any], known: tuple[str, ...]) -> None:
     """Raise TypeError for an extra argument that no part of a transformation declares."""
     unknown = [name for name in extra if name not in known]

@@ -142,12 +142,7 @@ def metropolis(
 
 def energy(value: Any, like: Tensor) -> Tensor:
     """A value as a 0-dim float64 tensor, infinite if it is NaN."""
-    x = torch.as_tensor(value, dtype=torch.float64, device=like.device).detach()
-    if x.numel() != 1:
-        raise ValueError(
-            f"the value must be one number, but got one of shape {tuple(x.shape)}; for many "
-            "chains call update under torch.vmap."
-        )
+    x = base.one_number(value, like).detach()
     return x.reshape(()).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 

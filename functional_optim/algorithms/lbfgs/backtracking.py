@@ -113,14 +113,14 @@ def scale_by_backtracking_linesearch(
         fn = value_alone(value_fn, value_and_grad)
         flat = Ravel(params)
         u, last = flat.vector(updates), state.learning_rate
-        start, slope = one_number(value, u), dot(flat.vector(grad), u)
+        start, slope = base.one_number(value, u), dot(flat.vector(grad), u)
         alone = can_branch(u, slope, last, start)
 
         def number(x: Tensor) -> Tensor:
             return x.reshape(()) if alone else x.reshape(1)
 
         def decreases(t: Number) -> Condition:
-            f = one_number(fn(apply_updates(params, flat.tree(t * u, stored=False))), u)
+            f = base.one_number(fn(apply_updates(params, flat.tree(t * u, stored=False))), u)
             return decide(number(f) <= number(start) + slope_rtol * t * number(slope))
 
         longest = torch.full_like(number(last), max_learning_rate)
@@ -147,14 +147,3 @@ def value_alone(
     if value_and_grad is None:
         raise TypeError("backtracking needs value_fn, or value_and_grad, to try steps with.")
     return lambda params: value_and_grad(params)[0]
-
-
-def one_number(value: Any, like: Tensor) -> Tensor:
-    """A value as a tensor like another; raises ValueError if it is more than one."""
-    f = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    if f.numel() != 1:
-        raise ValueError(
-            f"the value must be one number, but got one of shape {tuple(f.shape)}; for many "
-            "problems call update under torch.vmap."
-        )
-    return f
