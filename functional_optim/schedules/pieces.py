@@ -44,7 +44,9 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
         )
     for part in parts:
         check_schedule("join", part)
-    _check_boundaries("join", starts)
+    known = [start for start in starts if numeric.is_static(start)]
+    if known != sorted(known) or any(not start >= 0 for start in known):
+        raise ValueError(f"join needs boundaries of at least 0 in rising order, but got {known}.")
 
     def formula(n, *starts):
         first, *others = parts
@@ -156,11 +158,3 @@ def _sorted(
     for boundary, scale in found.items():
         numeric.check_least(name, 0, boundaries=boundary, scales=scale)
     return tuple(found), tuple(found.values())
-
-
-def _check_boundaries(name: str, boundaries: tuple[Number, ...]) -> None:
-    known = [b for b in boundaries if numeric.is_static(b)]
-    if known != sorted(known) or any(not b >= 0 for b in known):
-        raise ValueError(
-            f"{name} needs boundaries of at least 0 in rising order, but got {list(known)}."
-        )
