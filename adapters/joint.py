@@ -11,7 +11,9 @@ from torch import Tensor
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
+from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base
+from functional_optim.core.ravel import Ravel
 from functional_optim.kernels.interrupts import held
 
 T = TypeVar("T")
@@ -38,11 +40,13 @@ class JointOptimizer(OptimizerBase):
 
     recipe: the function that makes the transformation, of all hyperparameters except those in
     `APART`.
+    sized: the name of the state's tensor with an element, or a row, for each trainable number.
     """
 
     keeps_trees = False
     tries_points = True
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
+    sized: ClassVar[str]
 
     def _construct(self, arguments: dict[str, Any]) -> None:
         """Call torch's constructor. arguments: those of the subclass, by name."""
@@ -63,6 +67,18 @@ class JointOptimizer(OptimizerBase):
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation of a group's hyperparameters."""
         return type(self).recipe(**{x: group[x] for x in self.defaults if x not in APART})
+
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if the loaded state does not match, or is that of other trainable
+        parameters."""
+        super().check_loaded(given, before)
+        moving = self._moving()
+        kept = (self.state.get(moving[0]) or {}) if moving else {}
+        found, size = kept.get(self.sized), Ravel(moving).size if moving else 0
+        faults = []
+        if isinstance(found, Tensor) and found.shape != (size,) * found.dim():
+            faults = [f"{self.sized} is for {len(found)} parameters, but {size} move"]
+        refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
 
     def _moving(self) -> list[Tensor]:
         """The trainable parameters."""

@@ -16,7 +16,6 @@ from functional_optim.adapters.state.names import named
 from functional_optim.algorithms.dogleg import dogleg
 from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton
 from functional_optim.algorithms.levenberg_marquardt import levenberg_marquardt
-from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base
 from functional_optim.core.chain import completed
 from functional_optim.core.ravel import Ravel
@@ -72,6 +71,8 @@ class FromClosure:
 
 class ResidualOptimizer(JointOptimizer):
     """The base class of optimizer objects for residuals."""
+
+    sized = "scale"
 
     def _named(self) -> dict[str, Tensor]:
         """All parameters by their names, or by group and index."""
@@ -144,19 +145,6 @@ class ResidualOptimizer(JointOptimizer):
     def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
         """The updates that are added."""
         return updates
-
-    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
-        """Raise ValueError if what was loaded does not fit."""
-        super().check_loaded(given, before)
-        moving = [p for p in self._named().values() if p.requires_grad]
-        kept = (self.state.get(moving[0]) or {}) if moving else {}
-        scale: Any = kept.get("scale")
-        size = sum(p.numel() for p in moving)
-        wrong = isinstance(scale, Tensor) and scale.numel() != size
-        faults = (
-            [f"scale has {scale.numel()} elements, but {size} parameters move"] if wrong else []
-        )
-        refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
 
 
 class LevenbergMarquardt(ResidualOptimizer):

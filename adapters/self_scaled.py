@@ -23,12 +23,13 @@ from functional_optim.adapters.lbfgs import check_undivided, number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
 from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
-from functional_optim.core.ravel import Ravel
 from functional_optim.kernels.interrupts import held
 
 
 class SelfScaled(JointOptimizer):
     """The base class of `SSBFGS` and `SSBroyden`."""
+
+    sized = "inverse_hessian"
 
     def __init__(
         self, params: ParamsT, max_iter: int = 20, max_eval: int | None = None,
@@ -110,15 +111,6 @@ class SelfScaled(JointOptimizer):
             "load a checkpoint of the same class",
         )  # fmt: skip
         super().check_loaded(given, before)
-        moving = self._moving()
-        kept = (self.state.get(moving[0]) or {}) if moving else {}
-        found: Any = kept.get("inverse_hessian")
-        size = Ravel(moving).size if moving else 0
-        wrong = isinstance(found, Tensor) and found.shape != (size, size)
-        faults = (
-            [f"inverse_hessian is for {len(found)} parameters, but {size} move"] if wrong else []
-        )
-        refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
 
 
 class SSBFGS(SelfScaled):
