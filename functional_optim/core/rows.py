@@ -137,7 +137,8 @@ def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
 def check_groups(groups: list[RowGroup], step: StepScalars) -> None:
     """Raise ValueError for an unsupported rule, the first time that it is run.
 
-    step: before its first scalar.
+    The rules behind a gate are checked with the scalars of a step in which it is open. step: before
+    its first scalar.
     """
     numbers: list[Numbers] | None = None
     for group in groups:
@@ -145,7 +146,8 @@ def check_groups(groups: list[RowGroup], step: StepScalars) -> None:
         for p in kinds.values():
             if unchecked(group.kind.placements, p):
                 if numbers is None:
-                    trial = (step.placements, step.time, step.carry, step.extra, step.together)
+                    always = [x.ungated() for x in step.placements]
+                    trial = (always, step.time, step.carry, step.extra, step.together)
                     numbers = trial_of(StepScalars(*trial))
                 check_rules(group.kind.placements, [numbers[i] for i in group.kind.at], p)
 

@@ -2,6 +2,7 @@
 run, or contradict their arguments, are refused before anything is changed. Slots with a codec, and
 rules with variants."""
 
+import math
 import random
 import re
 import warnings
@@ -13,12 +14,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 import undeclared
-from helpers import assert_same, clone
+from helpers import assert_close, assert_same, clone
 from odd_rules import Bytes, Packed, packed, refreshing
 from torch import Tensor
 from undeclared import MODELS, ROWS
 from undeclared_slots import Momentum, momentum
-from ways import WAYS, by_eager_object, by_update, random_tree, step_in
+from ways import (
+    WAYS,
+    by_eager_object,
+    by_function,
+    by_object,
+    by_update,
+    random_tree,
+    step_in,
+)
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -335,6 +344,29 @@ def test_a_rule_that_returns_no_tuple_and_renamed_arguments_are_refused():
         fo.leafwise(None, lambda u, slots, p: (u, slots), flat=False)
     with pytest.raises(TypeError, match=r"argument elementwis .*check the spelling"):
         fo.leafwise(None, lambda u, slots, p: (u, slots), elementwis=False)
+
+
+# ---------------------------------------------------------------- gates
+GATES: dict[str, Callable[[Any], Any]] = {
+    "accumulate": lambda tx: fo.accumulate(tx, every=2, skip_nonfinite=True),
+    "apply_if_finite": lambda tx: fo.apply_if_finite(tx, max_consecutive_errors=3),
+    "conditionally_mask": lambda tx: fo.conditionally_mask(tx, lambda step: step > 0),
+    "dynamic_loss_scale": lambda tx: fo.dynamic_loss_scale(tx, init_scale=2.0),
+    "skip_large_updates": lambda tx: fo.skip_large_updates(tx, max_norm=1e3),
+    "two gates": lambda tx: fo.apply_if_finite(fo.named_chain(("a", GATES["accumulate"](tx))), 3),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("way", [by_update, by_function, by_object, by_eager_object])
+def test_a_rule_with_scalars_runs_behind_a_gate_that_is_closed_in_the_first_step(gate, way):
+    tx = GATES[gate](
+        fo.leafwise(None, lambda u, slots, p, t: (u / t, slots), lambda t: (t,), name="by_step")
+    )
+    grads = [{"w": torch.full((2,), g)} for g in (math.nan, 1.0, 1.0, 1.0)]
+    params, _ = way(tx, {"w": torch.zeros(2)}, grads)
+    taken = 1.0 if gate in ("accumulate", "two gates") else 1 + 1 / 2 + 1 / 3
+    assert_close(params["w"], torch.full((2,), taken), 1e-6)
 
 
 # ---------------------------------------------------------------- measurements
