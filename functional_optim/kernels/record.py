@@ -226,12 +226,22 @@ class Recorder(BASE):
                 "Python for 0 and 1; add torch.where(condition, 1.0, 0.0), or work the number out "
                 "in scalars."
             )
+        if torch.Tag.dynamic_output_shape in func.tags and self._sized_by_values(op, args):
+            name = op.partition(".")[0]
+            raise Unsuitable(f"the operation {name}, whose sizes depend on values", self.rule)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RuleError(
                 f"{self._who()} draws random numbers ({op.partition('.')[0]}) from torch's "
                 "generator, so a step could be neither resumed nor compiled; draw them by "
                 "functional_optim.add_noise, or from a seed and the step in the rule."
             )
+
+    def _sized_by_values(self, op: str, args: tuple[Any, ...]) -> bool:
+        """Whether the values that a step is given determine the sizes of a result."""
+        if op == "index.Tensor":  # integers select as many elements as they are
+            masks = (torch.bool, torch.uint8)
+            args = tuple([x for x in args[1] if x is not None and x.dtype in masks])
+        return any(map(self.depends, args))
 
     def reading(self) -> RuleError:
         """The error of a rule that reads a value."""

@@ -95,7 +95,10 @@ RULES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "product": (lambda u, p: u @ u.mT @ u, "the operation mm"),
     "sort": (lambda u, p: u.sort(-1).values, "the operation sort"),
     "index": (lambda u, p: u - u[0], "the operation select"),
-    "index of bools": (lambda u, p: u - u[u > 0].sum(), "the operation index"),
+    "index of bools": (
+        lambda u, p: u - u[u > 0].sum(),
+        "the operation index, whose sizes depend on values",
+    ),
     "triangle": (lambda u, p: u.tril(), "the operation tril"),
     "a vector of constants": (
         lambda u, p: u * torch.tensor([0.5, 1.0])[0],
