@@ -298,7 +298,9 @@ def check_slot(path: str, key: str, slot: Any, p: Tensor, *, away: bool = False)
     if slot.is_complex() != p.is_complex():
         raise TypeError(
             f"the slot {key!r} of parameter {path!r} has dtype {slot.dtype} and the parameter "
-            f"{p.dtype}; pass the state that this transformation's own init returned for it."
+            f"{p.dtype}; pass the state that this transformation's own init returned for it. In a "
+            "custom rule, let init make slots of the parameter's shape complex if it is; update "
+            "gets them as pairs of real numbers, which may also be a slot of shape (*p.shape, 2)."
         )
     _check_layout(slot, f"the slot {key!r} of parameter {path!r}")
     _check_beside(path, slot, f"the slot {key!r}", p, away=away)

@@ -226,6 +226,7 @@ def on_some(
         return [tree.map_with_path(kept, params, x) for x in (params, *trees)]
 
     def init(params: Any) -> Any:
+        base.check_params(params)
         (mine,) = cut(params)
         check_choices((choices, dict(tree.items(params))))
         with subtree():

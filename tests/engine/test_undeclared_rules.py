@@ -369,6 +369,25 @@ def test_a_rule_with_scalars_runs_behind_a_gate_that_is_closed_in_the_first_step
     assert_close(params["w"], torch.full((2,), taken), 1e-6)
 
 
+# ---------------------------------------------------------------- slots of another kind
+@pytest.mark.parametrize(
+    ("dtype", "slot"),
+    [
+        (torch.float32, torch.complex64),
+        (torch.complex64, torch.float32),
+        (torch.complex64, torch.int64),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_slot_like_the_parameter_must_be_complex_if_that_is(dtype, slot, way):
+    tx = fo.leafwise(
+        lambda p: Momentum(torch.zeros(p.shape, dtype=slot)), lambda u, slots, p: (u, slots)
+    )
+    params, grads = ({"w": torch.ones(3, dtype=dtype)} for _ in range(2))
+    with pytest.raises(TypeError, match="In a custom rule, let init make slots of the parameter's"):
+        step_in(way, lambda: tx, params, grads)
+
+
 # ---------------------------------------------------------------- measurements
 def rescaled(u: Tensor, slots: Any, p: Tensor, x: Any) -> Any:
     return -u / x, slots
