@@ -102,8 +102,10 @@ def test_a_summary_says_how_each_parameter_is_seen():
 
 WRONG: dict[str, Any] = {
     "either views or other": lambda: fo.as_matrix(fo.muon(), views={}, split=3),
-    "a kernel 'flatten', 'batch', 'tensor' or 'auto'": lambda: fo.as_matrix(fo.muon(), kernel="x"),
-    "stack=True": lambda: fo.as_matrix(fo.muon(), stack=3),
+    "takes 'flatten', 'batch', 'tensor' or 'auto' as kernel": lambda: fo.as_matrix(
+        fo.muon(), kernel="x"
+    ),
+    "takes True or False as stack": lambda: fo.as_matrix(fo.muon(), stack=3),
     "heads or split": lambda: fo.as_matrix(fo.soap(), kernel="tensor", split=3),
     "up to 5 dimensions": lambda: fo.as_matrix(fo.soap(), kernel="auto").init(torch.zeros([2] * 6)),
     "takes for views a dict": lambda: fo.soap(views={"w": {"stacked": True}}),
