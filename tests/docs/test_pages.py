@@ -98,10 +98,10 @@ def test_the_rule_in_the_picture_is_lions():
 NETWORKS = {"gpt", "autoencoder", "physics"}
 BETTER = {
     "muon_adamw": NETWORKS | {"kronecker"},
-    "soap": NETWORKS | {"kronecker"},
+    "soap": {"gpt", "autoencoder", "kronecker"},
     "psgd_kron": NETWORKS | {"kronecker"},
     "shampoo": NETWORKS | {"kronecker"},
-    "lbfgs": {"quadratic", "kronecker", "physics"},
+    "lbfgs": {"quadratic", "kronecker"},
     "adafactor": {"gpt", "autoencoder", "skip-gram"},
     "schedule_free_adamw": {"gpt", "autoencoder"},
     "cautious": {"gpt", "autoencoder"},
