@@ -72,8 +72,8 @@ class SharedRule:
             return False
         if torch.compiler.is_compiling():  # which cannot compare functions
             return _same_entries(*[groups[next(iter(x.groups))] for x in (self, other)])
-        mine, other = [kernels.static_key((x.rule.scalars, x.rule.hyper)) for x in (a, b)]
-        return mine == other
+        own, its = [kernels.static_key((x.rule.scalars, x.rule.hyper)) for x in (a, b)]
+        return own == its
 
     def waiting(self, parts: Parts) -> WithoutGradient | None:
         """Parameters without a gradient whose slots also advance in such a step.

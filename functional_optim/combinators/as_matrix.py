@@ -122,7 +122,10 @@ def _view(
     """The view of these arguments; raises ValueError for invalid ones."""
     check_choice("as_matrix", ("flatten", "batch", "tensor", "auto"), kernel=kernel)
     check_choice("as_matrix", ("out_in", "in_out"), orientation=orientation)
-    check_choice("as_matrix", (True, False), stack=stack)
+    if not isinstance(stack, bool):
+        raise ValueError(
+            f"as_matrix needs stack=True for a stack of matrices, or False, but got {stack!r}."
+        )
     for name, value in {"heads": heads, "split": split}.items():
         each = value if isinstance(value, tuple) else (value,)
         if value is not None and not (each and all(type(x) is int and x > 0 for x in each)):

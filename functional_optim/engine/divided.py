@@ -95,7 +95,7 @@ class DividedExecutor(KernelExecutor):
         kernels.prefetch(sources)
         natives: list[tuple[Served, kernels.Native]] = []
         for own in found:
-            native = own.library(strict=self.group.strict)
+            native = own.loaded(strict=self.group.strict)
             if native is None:
                 return None
             natives.append((own, native))

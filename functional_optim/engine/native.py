@@ -58,7 +58,7 @@ class Served:
         if not (known or self.graph.block):
             self.small[p.shape] = leaf, sizes, constants
 
-    def library(self, *, strict: bool) -> kernels.Native | None:
+    def loaded(self, *, strict: bool) -> kernels.Native | None:
         """The library of the graph; None, with a warning, if it cannot be used.
 
         Raises:
@@ -245,7 +245,7 @@ class NativeExecutor(KernelExecutor):
         self.wanted(grads, scalars)
         found: list[tuple[list[int], Any]] = []
         for own in self.served.get(scalars.task, ()):
-            native = own.library(strict=self.group.strict)
+            native = own.loaded(strict=self.group.strict)
             if native is None:
                 return None
             found.append((own.members, self._launch(native, own)))

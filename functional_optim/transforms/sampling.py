@@ -141,7 +141,7 @@ def metropolis(
 
 
 def energy(value: Any, like: Tensor) -> Tensor:
-    """A value as a 0-dim float64 tensor, infinite if it is NaN."""
+    """A value as a 0-dim tensor like another, infinite if it is NaN."""
     x = base.one_number(value, like).detach()
     return x.reshape(()).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
 

@@ -105,7 +105,7 @@ WRONG: dict[str, Any] = {
     "takes 'flatten', 'batch', 'tensor' or 'auto' as kernel": lambda: fo.as_matrix(
         fo.muon(), kernel="x"
     ),
-    "takes True or False as stack": lambda: fo.as_matrix(fo.muon(), stack=3),
+    "stack=True": lambda: fo.as_matrix(fo.muon(), stack=3),
     "heads or split": lambda: fo.as_matrix(fo.soap(), kernel="tensor", split=3),
     "up to 5 dimensions": lambda: fo.as_matrix(fo.soap(), kernel="auto").init(torch.zeros([2] * 6)),
     "takes for views a dict": lambda: fo.soap(views={"w": {"stacked": True}}),

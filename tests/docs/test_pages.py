@@ -132,12 +132,12 @@ def test_the_rows_say_what_the_page_says(comparison, claims, verdict):
         assert {task for task in tasks if found[task][name] == verdict} == tasks, name
 
 
-def test_some_are_worse_on_five_or_more_of_eleven_tasks(comparison):
+def test_ademamix_is_worse_on_most_tasks_and_lion_on_five_of_eleven(comparison):
     tasks = [task for task in comparison.tasks if task.passes is None]
-    assert len(tasks) == 11
-    for name in ("ademamix", "lion"):
-        worse = [task.name for task in tasks if comparison.verdicts(task)[name] == "worse"]
-        assert len(worse) >= 5
+    found = [comparison.verdicts(task) for task in tasks]
+    worse = {name: [x[name] for x in found].count("worse") for name in ("ademamix", "lion")}
+    assert worse["ademamix"] > len(tasks) / 2
+    assert (worse["lion"], len(tasks)) == (5, 11)
 
 
 def test_the_defaults_of_prodigy_are_nearest_to_its_best(comparison):
