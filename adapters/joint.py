@@ -11,15 +11,12 @@ from torch import Tensor
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
-from functional_optim.checkpoint.errors import refuse
+from functional_optim.checkpoint.errors import listed, refuse
 from functional_optim.core import base
 from functional_optim.core.ravel import Ravel
 from functional_optim.kernels.interrupts import held
 
 T = TypeVar("T")
-
-APART = ("lr", "method")
-"""Hyperparameters that the object itself reads."""
 
 
 class JointGroup(dict[str, Any]):
@@ -38,8 +35,8 @@ class JointOptimizer(OptimizerBase):
     All groups have the same hyperparameters. Parameters that do not require gradients do not
     change. The state is stored with the first trainable parameter.
 
-    recipe: the function that makes the transformation, of all hyperparameters except those in
-    `APART`.
+    recipe: the function that makes the transformation, of all hyperparameters except `lr`, which
+    the object itself reads.
     sized: the name of the state's tensor with an element, or a row, for each trainable number.
     """
 
@@ -66,7 +63,7 @@ class JointOptimizer(OptimizerBase):
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation of a group's hyperparameters."""
-        return type(self).recipe(**{x: group[x] for x in self.defaults if x not in APART})
+        return type(self).recipe(**{x: group[x] for x in self.defaults if x != "lr"})
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if the loaded state does not match, or is that of other trainable
@@ -75,7 +72,8 @@ class JointOptimizer(OptimizerBase):
         moving = self._moving()
         kept = (self.state.get(moving[0]) or {}) if moving else {}
         found, size = kept.get(self.sized), Ravel(moving).size if moving else 0
-        faults = []
+        faults = [f"it has {listed(kept)}, but needs {self.sized}"] if kept and found is None else []
+        refuse("the loaded state", faults, f"load a checkpoint of {type(self).__name__}")
         if isinstance(found, Tensor) and found.shape != (size,) * found.dim():
             faults = [f"{self.sized} is for {len(found)} parameters, but {size} move"]
         refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")

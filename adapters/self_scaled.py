@@ -21,7 +21,6 @@ from functional_optim.adapters.joint import (
 )
 from functional_optim.adapters.lbfgs import check_undivided, number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
-from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
 from functional_optim.kernels.interrupts import held
 
@@ -29,13 +28,11 @@ from functional_optim.kernels.interrupts import held
 class SelfScaled(JointOptimizer):
     """The base class of `SSBFGS` and `SSBroyden`."""
 
-    sized = "inverse_hessian"
-
     def __init__(
         self, params: ParamsT, max_iter: int = 20, max_eval: int | None = None,
         tolerance_grad: numeric.Number = 1e-7, tolerance_change: numeric.Number = 0.0,
     ) -> None:  # fmt: skip
-        self._construct({**locals(), "method": type(self).__name__})
+        self._construct(locals())
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make up to `max_iter` iterations.
@@ -100,18 +97,6 @@ class SelfScaled(JointOptimizer):
 
         return undone(moving, run)
 
-    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
-        """Raise ValueError if the loaded state does not match."""
-        mine = self.defaults["method"]
-        for group in self.param_groups:
-            group.setdefault("method", mine)
-        wrong = {group.get("method", mine) for group in given["param_groups"]} - {mine}
-        refuse(
-            "the loaded state", [f"it is of {name}, not of {mine}" for name in wrong],
-            "load a checkpoint of the same class",
-        )  # fmt: skip
-        super().check_loaded(given, before)
-
 
 class SSBFGS(SelfScaled):
     """`functional_optim.ssbfgs` as an optimizer object.
@@ -151,7 +136,7 @@ class SSBFGS(SelfScaled):
         True
     """
 
-    recipe = ssbfgs
+    recipe, sized = ssbfgs, "inverse_hessian"
 
 
 class SSBroyden(SelfScaled):
@@ -164,7 +149,8 @@ class SSBroyden(SelfScaled):
         tolerance_grad: see there.
         tolerance_change: see there.
 
-    State, of the first trainable parameter: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
+    State, of the first trainable parameter: `n_iter`, `func_evals`, `pairs`,
+    `broyden_inverse_hessian`.
 
     Raises:
         ValueError: for values out of range.
@@ -186,4 +172,4 @@ class SSBroyden(SelfScaled):
         True
     """
 
-    recipe = ssbroyden
+    recipe, sized = ssbroyden, "broyden_inverse_hessian"

@@ -25,7 +25,7 @@ from functional_optim.algorithms.lbfgs.transform import (
     flat_of,
     pair_of,
 )
-from functional_optim.core import base
+from functional_optim.core import base, modes
 from functional_optim.core.base import GradientTransformation, check_grads
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
@@ -33,6 +33,7 @@ from functional_optim.solvers import descent
 from functional_optim.solvers.arguments import check_tolerances
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.dense import DenseInverse
+from functional_optim.solvers.implicit import has_tangent, is_derived
 from functional_optim.solvers.objectives import number
 from functional_optim.solvers.slots import RUNNING
 
@@ -51,12 +52,12 @@ class SSBFGSState(NamedTuple):
 
 
 class SSBroydenState(NamedTuple):
-    """The fields of `SSBFGSState`, in a class that `ssbfgs` does not accept."""
+    """The fields of `SSBFGSState`, with another name for H, by which loading tells them apart."""
 
     n_iter: Tensor
     func_evals: Tensor
     pairs: Tensor
-    inverse_hessian: Tensor
+    broyden_inverse_hessian: Tensor
 
 
 SelfScaledState = SSBFGSState | SSBroydenState
@@ -81,7 +82,8 @@ def ssbfgs(
         updates, state = tx.update(grads, state, params, value=value, value_and_grad=fn)
 
     where `value, grads = fn(params)`. (torch.func.grad_and_value returns them in the opposite
-    order.) The update is a constant for autograd. Train in float64: float32 ends where differences
+    order.) The update is a constant for autograd: torch.func's transforms, which would take its
+    derivative for 0, raise an error. Train in float64: float32 ends where differences
     of values are rounding errors. `minimize(method="ssbfgs")` runs until convergence, and takes
     bounds and batches.
 
@@ -97,7 +99,8 @@ def ssbfgs(
 
     Raises:
         ValueError: for values out of range; if the parameters have no elements; from
-            update, if the value or the gradients are not finite at params, and under torch.vmap.
+            update, if the value or the gradients are not finite at params, under torch.vmap, and
+            where torch.func differentiates the update.
         TypeError: from update, without `value` and `value_and_grad`, if the latter does not return
             a number and gradients, and for a state of another transformation.
 
@@ -192,11 +195,7 @@ def _self_scaled(
         flat = flat_of(params, grads)
         _check_state(method, state, flat)
         x, g = flat.vector(params), flat.vector(grads)
-        if not can_branch(x, g, value) and not torch.compiler.is_compiling():
-            raise ValueError(
-                f"{method} cannot run under torch.vmap, since its loop depends on values; for many "
-                f"problems call minimize(method={method!r}, batched=True)."
-            )
+        _check_plain(method, x, g, value)
         eps = torch.finfo(flat.dtype).eps
         rules = descent.DescentRules(
             method, tolerance_grad, tolerance_change, 10 * eps, eps, max_iter, sys.maxsize
@@ -207,7 +206,8 @@ def _self_scaled(
         def evaluate(point: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
             value, grads = pair_of(as_before(value_and_grad, flat.tree(point[0])))
             check_grads(params, grads)
-            return wide(value, flat.vector(grads))
+            _check_plain(method, value, found := flat.vector(grads))
+            return wide(value, found)
 
         at = descent.Iterate(x.detach().unsqueeze(0), *wide(value, g))
         return base.unrecorded(_run, rules, most, evaluate, at, state, flat)
@@ -228,7 +228,7 @@ def _run(
 ) -> tuple[Any, SelfScaledState]:  # fmt: skip
     """The iterations of one update."""
     data = descent.DescentData((), Box(None, None))
-    model = DenseInverse(state.inverse_hessian.unsqueeze(0), state.pairs.reshape(1))
+    model = DenseInverse(state[-1].unsqueeze(0), state.pairs.reshape(1))
     s = descent.begun(rules, evaluate, at, model, data)
     if int(s.status) == -1:
         raise ValueError(
@@ -249,6 +249,27 @@ def _run(
     return flat.tree(step[0], stored=False), new
 
 
+def _check_plain(method: str, *values: Any) -> None:
+    """Raise ValueError for values of torch.vmap, and for those that torch.func, or forward mode,
+    differentiates."""
+    if torch.compiler.is_compiling():
+        return
+    inside = modes.transformed()
+    if inside and not can_branch(*values):
+        raise ValueError(
+            f"{method} cannot run under torch.vmap, since its loop depends on values; for many "
+            f"problems call minimize(method={method!r}, batched=True)."
+        )
+    lost = is_derived if inside else has_tangent
+    if any(isinstance(x, Tensor) and lost(x) for x in values):
+        raise ValueError(
+            f"the update of {method} has no derivatives, but torch.func or forward mode "
+            "differentiates its parameters, value or gradients; call lbfgs, or "
+            f"minimize(method={method!r}), whose solution has derivatives with respect to args, or "
+            "detach them if the derivative is to be 0."
+        )
+
+
 def _check_state(method: str, state: Any, flat: Ravel) -> None:
     """Raise an error unless the state has this type and matches the parameters."""
     if not isinstance(state, STATES[method]):
@@ -256,8 +277,8 @@ def _check_state(method: str, state: Any, flat: Ravel) -> None:
             f"update of {method} got a state of type {type(state).__name__}; pass the state that "
             "this transformation's own init returned, in this order: update(grads, state, params)."
         )
-    if state.inverse_hessian.shape != (flat.size, flat.size):
+    if state[-1].shape != (flat.size, flat.size):
         raise ValueError(
-            f"update got a state for {state.inverse_hessian.shape[-1]} parameters, but there are "
+            f"update got a state for {state[-1].shape[-1]} parameters, but there are "
             f"{flat.size}; pass the state that {method}'s init returned for these parameters."
         )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from valleys import rosenbrock
 
 import functional_optim as fo
@@ -44,7 +45,7 @@ def test_updates_of_any_length_take_the_steps_of_minimize(name):
         assert int(state.n_iter) == 12
         assert int(state.func_evals) == whole.nfev + 12 // each - 1
         assert int(state.pairs) <= 12
-        H = state.inverse_hessian
+        H = state[-1]
         assert torch.allclose(H, H.mT, rtol=1e-9)
 
 
@@ -90,7 +91,7 @@ def test_an_optimizer_object_takes_the_steps_of_its_transformation(name):
         expected = p.get(key, before[key])
         assert torch.allclose(mine.detach(), expected, rtol=1e-6, atol=1e-9), key
     kept = opt.state[net[0].weight]
-    mine, other = [H.diagonal().sort()[0] for H in (kept["inverse_hessian"], state[-1])]
+    mine, other = [H.diagonal().sort()[0] for H in ([*kept.values()][-1], state[-1])]
     assert torch.allclose(mine, other, rtol=1e-4)  # the order of parameters is another
     assert int(kept["func_evals"]) == len(losses)
     assert losses[-1] < 0.5 * losses[0]
@@ -133,7 +134,35 @@ def test_a_solution_stays_and_a_failed_search_forgets(name):
 
     u, state = tx.update(-2 * x, state, x, value=uphill(x)[0], value_and_grad=uphill)
     assert torch.equal(u, torch.full_like(x, -0.0))
-    assert torch.equal(state.inverse_hessian, torch.eye(3, dtype=torch.float64))
+    assert torch.equal(state[-1], torch.eye(3, dtype=torch.float64))
+
+
+@names
+@pytest.mark.parametrize("of", ["objective", "start", "function"])
+def test_transforms_that_differentiate_or_batch_the_update_raise_an_error(name, of):
+    tx, one = MAKE[name][0](max_iter=2), torch.tensor(1.0, dtype=torch.float64)
+
+    def end(a: Tensor) -> Tensor:
+        x = start() * (a if of == "start" else 1.0)
+        scale = 1.0 if of == "start" else a
+
+        def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+            value, grads = value_and_grad(x)
+            return scale * value, scale * grads
+
+        value, grads = value_and_grad(x) if of == "function" else fn(x)
+        updates, _ = tx.update(grads, tx.init(x), x, value=value, value_and_grad=fn)
+        return fo.apply_updates(x, updates).sum()
+
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        with pytest.raises(ValueError, match=f"update of {name} has no derivatives, .* detach"):
+            transform(end)(one)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="has no derivatives"):
+        end(forward_ad.make_dual(one, one))
+    with pytest.raises(ValueError, match=f"{name} cannot run under torch.vmap"):
+        torch.func.vmap(end)(one.expand(2))
+    other = torch.func.grad(lambda b: b * end(one))(one)  # what it differentiates is constant here
+    assert torch.equal(other, end(one))
 
 
 @names

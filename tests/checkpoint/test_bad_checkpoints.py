@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import made
 import pytest
 import torch
 from helpers import assert_same, copy_of
@@ -412,3 +413,22 @@ def test_an_optimizer_of_a_part_is_loaded_by_the_names_in_the_whole():
     named = adapters.AdamW(model.body.named_parameters(), compile=False)
     set_optimizer_state_dict(model, named, get_optimizer_state_dict(model, unnamed))
     assert named.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+@pytest.mark.filterwarnings("ignore:functional_optim. master_weights")
+def test_states_of_different_classes_have_different_keys():
+    """So loading tells them apart. Chains may read each other's slots, and `cem` and `snes` both
+    have the mean and the deviation of a distribution, under the names of 0.2.0."""
+    classes: dict[tuple[str, ...], set[str]] = {}
+    params = {"a": torch.ones(4, 3), "b": torch.ones(4, 3)}
+    for tx in made.examples().values():
+        if not hasattr(tx, "init"):
+            continue
+        state = tx.init(params)
+        kind = type(state).__name__
+        if kind not in ("State", "tuple"):
+            keys = tuple(sorted(fo.state_dict(state, params)))
+            classes.setdefault(keys, set()).add(kind)
+    assert len(classes) > 20
+    shared = [kinds for kinds in classes.values() if len(kinds) > 1]
+    assert shared == [{"CEMState", "SNESState"}]
