@@ -142,25 +142,40 @@ def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return optree.tree_map(placed, tree, paths(tree), *rest)
 
 
-def paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
+def paths(tree: Any) -> Any:
     """A tree of the same structure with the path of each leaf.
 
-    Dicts, lists and tuples are built here: torch.compile does not unflatten trees of constants.
+    Raises ValueError if two leaves have one path.
     """
+    found = _paths(tree, ())
+    if not torch.compiler.is_compiling():
+        names = optree.tree_leaves(found)
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(
+                f"two leaves of a tree have the path {twice!r}, such as those of {{'a.b': x}} and "
+                "{'a': {'b': y}}; rename one of them."
+            )
+    return found
+
+
+def _paths(tree: Any, above: tuple[Any, ...]) -> Any:
+    """Dicts, lists and tuples are built here: torch.compile does not unflatten trees of
+    constants."""
     if tree is None or isinstance(tree, Tensor) or optree.tree_is_leaf(tree):
         return None if tree is None else _joined(above)
     if isinstance(tree, dict):
-        made = {key: paths(x, (*above, key)) for key, x in tree.items()}
+        made = {key: _paths(x, (*above, key)) for key, x in tree.items()}
         return OrderedDict(made) if isinstance(tree, OrderedDict) else made
     if isinstance(tree, (list, tuple)):
         keys = getattr(tree, "_fields", range(len(tree)))
-        inner = [paths(x, (*above, key)) for key, x in zip(keys, tree, strict=True)]
+        inner = [_paths(x, (*above, key)) for key, x in zip(keys, tree, strict=True)]
         if isinstance(tree, list):
             return inner
         return type(tree)(*inner) if hasattr(tree, "_fields") else tuple(inner)
     children, metadata, entries, join = optree.tree_flatten_one_level(tree)
     named = zip(children, entries, strict=True)
-    return join(metadata, [paths(child, (*above, entry)) for child, entry in named])
+    return join(metadata, [_paths(child, (*above, entry)) for child, entry in named])
 
 
 def map_unzip_with_path(
@@ -179,7 +194,7 @@ def with_leaves(like: Any, new: list[Any]) -> Any:
 def items(tree: Any) -> Iterator[tuple[str, Any]]:
     """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf.
 
-    A NamedTuple's keys are the names of its fields.
+    A NamedTuple's keys are the names of its fields. Raises ValueError if two leaves have one path.
 
     Example::
 

@@ -443,12 +443,17 @@ def test_two_values_of_one_key_are_refused():
 # ---------------------------------------------------------------- odd trees, dicts and devices
 def test_two_parameters_of_one_path_are_refused():
     params = {"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}
-    state = fo.adam(0.1).init(params)
-    with pytest.raises(ValueError, match=r"kept under 'state\.a\.b\.step'; rename a parameter"):
-        fo.state_dict(state, params)
-    saved = fo.state_dict(fo.adam(0.1).init({"a": {"b": torch.ones(2)}}), {"a": {"b": 0}})
-    with pytest.raises(ValueError, match=r"kept under 'state\.a\.b\.step'; rename a parameter"):
-        fo.load_state_dict(state, saved, params)
+    state = fo.sgd(0.1, 0.9).init({"a.b": torch.ones(2)})
+    slots = state._replace(slots={"momentum_buffer": params})
+    for call in (
+        lambda: fo.adam(0.1).init(params),
+        lambda: fo.state_dict(slots, params),
+        lambda: fo.load_state_dict(slots, {}, params),
+        lambda: fo.get(slots, "momentum_buffer", "a.b"),
+        lambda: dict(fo.tree.items(params)),
+    ):
+        with pytest.raises(ValueError, match=r"two leaves .* the path 'a\.b', .*rename one of them"):
+            call()
 
 
 @pytest.mark.parametrize("params", [{}, [], {"a": None}], ids=str)

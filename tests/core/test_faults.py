@@ -141,7 +141,7 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     ("params", "mask", "chosen"),
     [
-        ({"z": 1.0, "a.b": 2.0, "a": {"b": 3.0}}, "a.b", [True, True, False]),
+        ({"z": 1.0, "a.b": 2.0, "a": {"c": 3.0}}, "a.b", [False, True, False]),
         (Pair(1.0, 2.0), "b", [False, True]),
         ([1.0, (2.0, 3.0)], "1", [False, True, True]),
         ([1.0, (2.0, 3.0)], "1.0", [False, True, False]),
