@@ -72,8 +72,11 @@ class JointOptimizer(OptimizerBase):
         moving = self._moving()
         kept = (self.state.get(moving[0]) or {}) if moving else {}
         found, size = kept.get(self.sized), Ravel(moving).size if moving else 0
-        faults = [f"it has {listed(kept)}, but needs {self.sized}"] if kept and found is None else []
-        refuse("the loaded state", faults, f"load a checkpoint of {type(self).__name__}")
+        lacking = [f"it has {listed(kept)}, but needs {self.sized}"]
+        refuse(
+            "the loaded state", lacking if kept and found is None else [],
+            f"load a checkpoint of {type(self).__name__}",
+        )  # fmt: skip
         if isinstance(found, Tensor) and found.shape != (size,) * found.dim():
             faults = [f"{self.sized} is for {len(found)} parameters, but {size} move"]
         refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
