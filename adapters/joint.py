@@ -37,13 +37,14 @@ class JointOptimizer(OptimizerBase):
 
     recipe: the function that makes the transformation, of all hyperparameters except `lr`, which
     the object itself reads.
-    sized: the name of the state's tensor with an element, or a row, for each trainable number.
+    sized: the name of the state's tensor with an element, or a row, for each trainable number, if
+    there is one.
     """
 
     keeps_trees = False
     tries_points = True
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
-    sized: ClassVar[str]
+    sized: ClassVar[str | None] = None
 
     def _construct(self, arguments: dict[str, Any]) -> None:
         """Call torch's constructor. arguments: those of the subclass, by name."""
@@ -71,15 +72,14 @@ class JointOptimizer(OptimizerBase):
         super().check_loaded(given, before)
         moving = self._moving()
         kept = (self.state.get(moving[0]) or {}) if moving else {}
-        found, size = kept.get(self.sized), Ravel(moving).size if moving else 0
-        lacking = [f"it has {listed(kept)}, but needs {self.sized}"]
-        refuse(
-            "the loaded state", lacking if kept and found is None else [],
-            f"load a checkpoint of {type(self).__name__}",
-        )  # fmt: skip
+        found, size = kept.get(self.sized or ""), Ravel(moving).size if moving else 0
+        other, frozen = [], []
+        if kept and self.sized and found is None:
+            other = [f"it has {listed(kept)}, but needs {self.sized}"]
         if isinstance(found, Tensor) and found.shape != (size,) * found.dim():
-            faults = [f"{self.sized} is for {len(found)} parameters, but {size} move"]
-        refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
+            frozen = [f"{self.sized} is for {len(found)} parameters, but {size} move"]
+        refuse("the loaded state", other, f"load a checkpoint of {type(self).__name__}")
+        refuse("the loaded state", frozen, "load a checkpoint with the same frozen parameters")
 
     def _moving(self) -> list[Tensor]:
         """The trainable parameters."""

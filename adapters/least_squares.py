@@ -72,8 +72,6 @@ class FromClosure:
 class ResidualOptimizer(JointOptimizer):
     """The base class of optimizer objects for residuals."""
 
-    sized = "scale"
-
     def _named(self) -> dict[str, Tensor]:
         """All parameters by their names, or by group and index."""
         found: dict[str, Tensor] = {}
@@ -188,7 +186,7 @@ class LevenbergMarquardt(ResidualOptimizer):
         tensor([2.0000, 0.7000], dtype=torch.float64, requires_grad=True), True)
     """
 
-    recipe = levenberg_marquardt
+    recipe, sized = levenberg_marquardt, "scale"
 
     def __init__(
         self, params: ParamsT, damping: numeric.Number = 1e-3, geodesic: bool = False,
@@ -224,7 +222,7 @@ class Dogleg(ResidualOptimizer):
         tensor([1., 1.], dtype=torch.float64, requires_grad=True)
     """
 
-    recipe = dogleg
+    recipe, sized = dogleg, "scale"
 
     def __init__(
         self, params: ParamsT, radius: float | None = None, linear_solver: Kind = "auto",

@@ -13,7 +13,7 @@ from functional_optim.core import base, modes
 from functional_optim.core.chain import WithoutGradients
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, residuals
-from functional_optim.solvers.given import check_derivatives
+from functional_optim.solvers.given import check_derivatives, check_recorded
 from functional_optim.solvers.globalization import ACCEPTED, bent, floored, ratio, scales
 from functional_optim.solvers.linear import System
 
@@ -44,7 +44,7 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     """Evaluate residuals and the parts of their Jacobian that the linear solver needs.
 
     Raises: TypeError, ValueError: with the name of the transformation, if parameters or residuals
-    are missing, or residuals are not finite.
+    are missing, or residuals are not finite, or do not depend on the parameters.
     """
     base.check_needed(name, residual_fn=residual_fn)
     check_derivatives(name)
@@ -63,11 +63,17 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     known = linear.choose(kind, flat.size, many)
     system, diagonal = system_at(known, residual_fn, flat, x)
     cost = 0.5 * (system.r * system.r).sum()
-    if not modes.traced() and not bool(cost.isfinite() & diagonal.isfinite().all()):
-        raise ValueError(
-            "residuals, or their Jacobian, are not finite at these parameters; nothing was "
-            "changed. Start from other parameters, or restore earlier ones."
-        )
+    finite = cost.isfinite() & diagonal.isfinite().all()
+    if not modes.traced() and not bool(finite & system.g.any()):
+        if not finite:
+            raise ValueError(
+                "residuals, or their Jacobian, are not finite at these parameters; nothing was "
+                "changed. Start from other parameters, or restore earlier ones."
+            )
+        if not hasattr(residual_fn, "derivatives"):
+            point = residuals.searched(x)
+            with torch.enable_grad():
+                check_recorded(name, residuals.on_vector(residual_fn, flat)(point), point)
     return Here(flat, x, system, diagonal, cost, known)
 
 

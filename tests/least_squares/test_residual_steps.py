@@ -247,6 +247,10 @@ def bad(p):
     return plain(p) * float("nan")
 
 
+def lost(p):
+    return plain(fo.tree.map(torch.Tensor.detach, p))
+
+
 def test_errors():
     p = params()
     for name in LINKS:
@@ -258,6 +262,11 @@ def test_errors():
             tx.update(None, state, p, residual_fn=plain(p))
         with pytest.raises(ValueError, match="not finite at these parameters"):
             tx.update(None, state, p, residual_fn=bad)
+        for fn in (lost, fo.stack_residuals(lost), fo.per_sample(lambda p, y: y, Y)):
+            with pytest.raises(ValueError, match="does not depend on x by operations"):
+                tx.update(None, state, p, residual_fn=fn)
+        solved, _ = tx.update(None, state, p, residual_fn=lambda p: 0 * p["w"])
+        assert not any(u.any() for u in tree.leaves(solved))
         with pytest.raises(ValueError, match="needs the parameters"):
             tx.update(None, state, residual_fn=FN)
         with pytest.raises(TypeError, match="takes real parameters"):
