@@ -130,10 +130,10 @@ class MuonAdamW(Optimizer):
         labels = ("muon", "adamw")
         tell = HiddenMatrices("MuonAdamW", labels, given["muon"], given["adamw"], views)
         paths = named({"params": [p for _, p in pairs], "param_names": [name for name, _ in pairs]})
-        told = [tell(path, p) for path, p in paths]
-        of_adamw = {**self.adamw, **({} if "muon" in told else rest), **own}
+        found = [tell(path, p) for path, p in paths]
+        of_adamw = {**self.adamw, **({} if "muon" in found else rest), **own}
         for label in labels:
-            mine = [pair for pair, found in zip(pairs, told, strict=True) if found == label]
+            mine = [pair for pair, x in zip(pairs, found, strict=True) if x == label]
             more = of_adamw if label == "adamw" else {}
             name = self._free(f"{rest['name']}.{label}" if "name" in rest else label)
             if mine:

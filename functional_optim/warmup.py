@@ -219,8 +219,8 @@ def _report(name: str, tx: GradientTransformation, dtypes: Sequence[torch.dtype]
         return False
     for dtype, built, found, unkept in results:
         counts = {"built": built, "found": found, "compiled, but not kept": unkept}
-        told = [f"{count} {what}" for what, count in counts.items() if count]
-        _say(f"{name}, {str(dtype).removeprefix('torch.')}: {', '.join(told) or 'no kernels'}")
+        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        _say(f"{name}, {str(dtype).removeprefix('torch.')}: {', '.join(parts) or 'no kernels'}")
     return not any(result.unkept for result in results)
 
 

@@ -269,8 +269,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
             member.optim.step()
         except BaseException as error:
             group = self._rounds().coordinator
-            told = error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
-            group.report_error(told)
+            reported = error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+            group.report_error(reported)
             now.decision = member.decision = group.decision
             raise
         member.schedules.commits += 1

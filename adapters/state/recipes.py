@@ -185,11 +185,11 @@ def of_model(
     takes = "views" in hyper or "views" in inspect.signature(recipe).parameters
     if not takes or not isinstance(model, torch.nn.Module):
         return params, hyper
-    told = {} if views is None or isinstance(views, torch.nn.Module) else views
-    views_of(who, told)
+    known = {} if views is None or isinstance(views, torch.nn.Module) else views
+    views_of(who, known)
     given = [*model.named_parameters()] if whole else named_by(model, params)
     mine = {id(p) for group in given for _, p in pairs_in(group)}
-    found = kernels_of(model, told, lambda path, p: id(p) in mine and wanted(path, p))
+    found = kernels_of(model, known, lambda path, p: id(p) in mine and wanted(path, p))
     paths = {id(p): path for path, p in model.named_parameters()}
     for name, p in [pair for group in given for pair in pairs_in(group)]:
         if id(p) not in paths:

@@ -152,11 +152,11 @@ class ByPath(NamedTuple):
         """The index of the view of a leaf: that of the first matching pattern; without a match, one
         more than the last. Patterns that only describe kernels need not match: a model may have
         more."""
-        told, n = [*self.told(divided=True), *self.told(divided=False)], len(self.ways)
-        free = {"*", *(self.patterns.keys() - told)}
+        required, n = [*self.named(True), *self.named(False)], len(self.ways)
+        free = {"*", *(self.patterns.keys() - required)}
         return Answers(self.patterns, range(n + 1), "views", other=n, free=free)
 
-    def told(self, divided: bool) -> list[str]:
+    def named(self, divided: bool) -> list[str]:
         """The patterns of fused projections, or of other views, except those of kernels."""
         ways = {x: self.ways[i] for x, i in self.patterns.items()}
         mine = {x: way for x, way in ways.items() if way.divided == divided}

@@ -119,7 +119,7 @@ class HiddenMatrices(Answers):
         matrices = [path for _, path, p in leaves if p.dim() >= 2]
         claims = [[x for own, _ in parts for x, _ in own.claims[k].patterns] for k in (0, 1)]
         known = [own.views for own, _ in parts if own.views is not None]
-        divided, others = [[x for own in known for x in own.told(cut)] for cut in (True, False)]
+        divided, others = [[x for own in known for x in own.named(cut)] for cut in (True, False)]
         for argument, patterns, among, what in (
             (matrix, claims[0], matrices, "matrix"),
             (other, claims[1], paths, "parameter"),

@@ -155,10 +155,10 @@ class Step(Reconstructible):
         def write() -> tuple[Any, Any]:
             if isinstance(self.tx, Leafwise):  # whose state has separate memory
                 # except hyperparameters under vmap, which a batch shares
-                told: Any = {} if modes.transformed() else state.hyper
-                old = params, state._replace(hyper=told)
-                tree.map(Tensor.copy_, old, (new_params, new_state._replace(hyper=told)))
-                return params, state._replace(hyper=told or new_state.hyper)
+                hyper: Any = {} if modes.transformed() else state.hyper
+                old = params, state._replace(hyper=hyper)
+                tree.map(Tensor.copy_, old, (new_params, new_state._replace(hyper=hyper)))
+                return params, state._replace(hyper=hyper or new_state.hyper)
             firsts = first_places(params, state)
             return written(params, state, new_params, new_state, firsts)
 

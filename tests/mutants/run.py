@@ -170,8 +170,8 @@ def run(chosen: Sequence[Mutant], folder: Path, jobs: int) -> int:
         if saved.exists():
             saved.rename(kept)
         free.put(root)
-        told = "caught" if found else "SURVIVED"
-        print(f"{told:9}{time.monotonic() - start:5.0f} s  {one.file}: {one.title}", flush=True)
+        outcome = "caught" if found else "SURVIVED"
+        print(f"{outcome:9}{time.monotonic() - start:5.0f} s  {one.file}: {one.title}", flush=True)
         return found
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -287,8 +287,8 @@ class Group:
             return
         looks = {(given[m].numel(), given[m].dtype): m.rank for m in reversed(r.members)}
         if len(looks) > 1:
-            told = [f"replica {rank} {n} of {dtype}" for (n, dtype), rank in looks.items()]
-            self._conclude(r, f"the tensors to average differ: {', '.join(told[::-1])}")
+            shown = [f"replica {rank} {n} of {dtype}" for (n, dtype), rank in looks.items()]
+            self._conclude(r, f"the tensors to average differ: {', '.join(shown[::-1])}")
             return
         del r.sums[k]
         mean = _mean([given[m] for m in r.participants], given[m])
