@@ -31,6 +31,10 @@ ELSEWHERE = ("dpsgd",)
 """Algorithms with per-example gradients, which no workload has."""
 
 
+PROJECTING = ("apollo", "galore")
+"""Algorithms that multiply gradients by matrices: products take the time, so there is no bar."""
+
+
 def stepping(name: str, params: list[Tensor]) -> Step:
     """The step of an algorithm as an optimizer object; one that asks for the loss gets a number."""
     opt: Any = adapters.Optimizer(params, getattr(fo, name))
@@ -70,7 +74,7 @@ def rows() -> list[Row]:
             f"`{name}`",
             f"{workload.words}, {threads} thread{'s' * (threads > 1)}",
             partial(in_threads, threads, workload, name),
-            (max(round(MARGIN * moved / ADAMW, 2), LEAST),),
+            () if name in PROJECTING else (max(round(MARGIN * moved / ADAMW, 2), LEAST),),
             words=moved,
         )
         for name in measured()

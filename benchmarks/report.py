@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from reasons import reason
 from rich.table import Table
 from rows import SMALL, Result
 from traffic import ADAMW
@@ -89,9 +90,18 @@ def summary(results: list[Result]) -> str:
     judged = [met[-1] for met in [result.met() for result in results] if met]
     if not judged:
         return "No row with a target was measured."
-    missing = [r.row.name for r in results if r.met() and not r.met()[-1]]
-    text = f"{sum(judged)} of {len(judged)} rows meet their target (the last, if they have two)"
-    return f"{text}; missed: {', '.join(missing)}." if missing else f"{text}."
+    return f"{sum(judged)} of {len(judged)} rows meet their target (the last, if they have two)."
+
+
+def missed(results: list[Result]) -> list[str]:
+    """The targets that are missed, by the reason."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        if result.met() and not result.met()[-1]:
+            text = f"`{result.row.name}` {decimals(result.value())} ({bars(result)})"
+            found.setdefault(reason(result), []).append(text)
+    lines = [f"* {why} {', '.join(rows)}." for why, rows in found.items()]
+    return ["", "## Missed targets, and why", "", *lines] if lines else []
 
 
 def console(results: list[Result]) -> Table:
@@ -134,7 +144,7 @@ def markdown(
     main = [r for r in results if not r.row.name.startswith("peer-") and not r.row.words]
     head = PREAMBLE.format(command=command) + (QUICK if quick else "")
     lines = [head, *[f"* {key}: {value}" for key, value in machine.items()]]
-    lines += ["", summary(results), "", "![The ratios of all rows](RESULTS.png)"]
+    lines += ["", summary(results), *missed(results), "", "![The ratios of all rows](RESULTS.png)"]
     lines += section("The bars", [r for r in main if r.row.bars])
     lines += section("Without a bar", [r for r in main if not r.row.bars])
     lines += against_traffic(traffic)

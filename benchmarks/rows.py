@@ -90,8 +90,15 @@ class Result:
         """Whether each of the bars is met, as printed."""
         if self.measured is None:
             return []
+        value = self.value()
+        return [value is not None and value <= bar for bar in self.row.bars]
+
+    def value(self) -> float | None:
+        """What the bars are about, as printed."""
+        if self.measured is None:
+            return None
         value = self.ratio() if self.row.judged == "ratio" else min(self.measured.ours)
-        return [value is not None and rounded(value) <= bar for bar in self.row.bars]
+        return None if value is None else rounded(value)
 
 
 def rounded(value: float) -> float:

@@ -139,3 +139,24 @@ def test_the_last_of_two_bars_counts(run):
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
 def test_no_file_of_the_benchmark_is_longer_than_250_lines(path):
     assert len(path.read_text().splitlines()) <= 250
+
+
+def test_missed_targets_come_with_their_reasons(run):
+    """Every name in the table of reasons begins one of a row."""
+    rows = importlib.import_module("rows")
+    reasons = importlib.import_module("reasons")
+    names = [row.name for row in run.chosen(None)]
+    assert all(any(name.startswith(x) for name in names) for x in reasons.REASONS)
+
+    def result(name: str, ours: float, bars: tuple[float, ...] = (1.0, 0.5)) -> object:
+        row = rows.Row(name, "ours", "a model", None, bars)
+        return rows.Result(row, rows.Measured([ours], [1.0]))
+
+    given = [("eager-gpt", 0.51), ("eager-gpt", 0.7), ("adamw-mlp", 3.0), ("lr-mlp", 0.5)]
+    found = run.report.missed([result(*x) for x in given])
+    assert [line.rpartition(". ")[2] for line in found[3:]] == [
+        f"`{name}` {value:.2f} (≤ 1.00, then 0.50)." for name, value in given[:3]
+    ]
+    assert "torch's loop" in found[4]
+    assert found[5].startswith("* Not known.")
+    assert run.report.missed([result("lr-mlp", 0.5)]) == []

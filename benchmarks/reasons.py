@@ -1,0 +1,55 @@
+"""Why a row misses its target, as far as it was measured: `RESULTS.md` begins with these."""
+
+from __future__ import annotations
+
+from rows import Result
+
+NOISE = 1.05
+"""Two runs of one row differ by this factor on a quiet machine."""
+
+SUMS = (
+    "It steps after a sum over a whole tensor. Fused AdamW's three writes take no time beside its "
+    "four reads, so time follows the words read, not those moved."
+)
+UNSUMMED = "It reads two words of AdamW's four; writes take no time beside reads."
+GLOO = "Its steps need sums over processes, and each takes gloo 0.3 to 0.6 ms."
+CALLS = "Each operation of each iteration is a call of torch; with compile=True it meets the bar."
+
+REASONS = {
+    "algorithm-madgrad": "A cube root of each element: instructions, not memory, take the time.",
+    "algorithm-noisy_sgd": (
+        "A normal number for each element: with vectors of eight numbers, instructions take the "
+        "time, not memory."
+    ),
+    "algorithm-sign_sgd": UNSUMMED,
+    "algorithm-signum": UNSUMMED,
+    "algorithm-lion": UNSUMMED,
+    "algorithm-sm3": "Maxima of rows and of columns, by two passes over blocks that fit the cache.",
+    **{
+        f"algorithm-{name}": SUMS
+        for name in (
+            "stable_adamw", "adafactor", "adam_mini", "came", "dadapt_adam", "dog", "dowg",
+            "fromage", "lamb", "lars", "mars", "momo", "novograd", "polyak_sgd", "prodigy",
+        )
+    },
+    "stored_int8-big": (
+        "About 88 vector instructions for eight elements, stochastic rounding included: with "
+        "vectors of eight numbers, instructions take the time, not memory."
+    ),
+    "eager-gpt": "Fifteen calls of torch for each piece; torch's loop has eight, in place.",
+    "stack-": "Single matrices are stepped in batches, too: a stack of experts saves nothing.",
+    "sharded-": GLOO,
+    "solver-decays-scipy-eager": CALLS,
+    "solver-roots-roots-eager": CALLS,
+    "solver-bounded-numpy-eager": CALLS,
+}  # fmt: skip
+"""By the beginning of a row's name."""
+
+
+def reason(result: Result) -> str:
+    """Why a row misses its last bar."""
+    value = result.value()
+    if value is not None and value <= NOISE * result.row.bars[-1]:
+        return "Within 5 % of the bar, by which two runs differ."
+    found = [text for name, text in REASONS.items() if result.row.name.startswith(name)]
+    return found[0] if found else "Not known."
