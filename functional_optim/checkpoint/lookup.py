@@ -49,6 +49,9 @@ def get(state: Any, *names: str) -> Any:
             "optimizer object has its slots in opt.state[p], and its hyperparameters in "
             "opt.param_groups."
         )
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"get takes names, but got {name!r}; pass strings, such as 'lr'.")
     found = entries_of(state)
     if len(names) == 1:
         return _one(found, names[0])

@@ -13,6 +13,7 @@ from functional_optim.core.chain import MixedChain, Wrapped
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.scalars import given
+from functional_optim.core.sparse import needs_all_rows
 from functional_optim.core.storage import as_real, as_update, compute_dtype
 
 
@@ -102,6 +103,8 @@ def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.Gradien
         def leaf(g: Tensor, u: Any) -> Any:
             if u is None:
                 return None
+            if g.layout is torch.sparse_coo:
+                raise needs_all_rows("cautious")
             dtype = compute_dtype(g)
             kept, _ = agreeing(as_real(u, dtype), (), None, as_real(g, dtype), least)
             return as_update(kept, g)

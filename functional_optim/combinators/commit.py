@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from functional_optim import numeric, tree
 from functional_optim.core import base, modes
 from functional_optim.core.chain import Wrapped
 from functional_optim.core.factory import factory
+from functional_optim.core.sparse import on_values
 
 
 class CommitIf(Wrapped):
@@ -53,6 +55,7 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
     """
     base.check_transformation("commit_if", tx, "commit_if(adam())")
     known = tx.extra
+    nothing = partial(on_values, _nothing)
 
     def update(
         grads: Any, state: Any, params: Any = None, *, commit: Any = base.NEEDED, **extra: Any
@@ -63,11 +66,13 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
             if as_flag(commit):
                 return tx.update(grads, state, params, **extra)
             like = grads if params is None else params
-            return tree.map(lambda x, g: None if g is None else _nothing(x), like, grads), state
+            return tree.map(lambda x, g: None if g is None else nothing(x), like, grads), state
         # NaN times the zero gradient of a selection would be a NaN in meta-gradients
-        grads = tree.map(lambda g: select(commit, g, torch.zeros_like(g)), grads)
+        grads = tree.map(
+            partial(on_values, lambda g: select(commit, g, torch.zeros_like(g))), grads
+        )
         updates, new = tx.update(grads, state, params, **extra)
-        updates = tree.map(lambda u: select(commit, u, _nothing(u)), updates)
+        updates = tree.map(partial(on_values, lambda u: select(commit, u, _nothing(u))), updates)
         return updates, tree.map(lambda a, b: select(commit, a, b), new, state)
 
     return CommitIf(tx.init, update, tx)

@@ -8,6 +8,7 @@ host, they do not run at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from functional_optim.core.chain import MixedChain, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, select, squares, unchanged
+from functional_optim.core.sparse import selected
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.totals import given_totals
 
@@ -225,12 +227,15 @@ def dynamic_loss_scale(
         (tensor([-1.]), tensor(2.))
     """
     for name, x, fits, range_ in (
-        ("init_scale", init_scale, 0 < init_scale <= MOST, "above 0 and at most 2**127"),
-        ("growth_factor", growth_factor, growth_factor > 1, "above 1"),
-        ("backoff_factor", backoff_factor, 0 < backoff_factor < 1, "between 0 and 1"),
+        ("init_scale", init_scale, lambda x: 0 < x <= MOST, "above 0 and at most 2**127"),
+        ("growth_factor", growth_factor, lambda x: x > 1, "above 1"),
+        ("backoff_factor", backoff_factor, lambda x: 0 < x < 1, "between 0 and 1"),
     ):
-        if not fits:
-            raise ValueError(f"dynamic_loss_scale needs a {name} {range_}, but got {x!r}.")
+        number = x.numel() == 1 if isinstance(x, Tensor) else isinstance(x, Real)
+        if not number or not fits(x):
+            error = ValueError if number else TypeError
+            named = f"{'an' if name[0] == 'i' else 'a'} {name} {range_}"
+            raise error(f"dynamic_loss_scale needs {named}, but got {x!r}.")
     numeric.check_count("dynamic_loss_scale", 1, growth_interval=growth_interval)
 
     def scalars(t, carry, total):
@@ -445,7 +450,7 @@ def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTran
             totals.gates.pop()
 
         def kept(new: Any, old: Any) -> Any:
-            return new if old is None else torch.where(opened, new, old).to(old.dtype)
+            return new if old is None else selected(opened, new, old).to(old.dtype)
 
         updates = tree.map(lambda u, v: None if v is None else kept(v, u), updates, moved)
         return updates, WholeState(gated, tree.map(kept, inner, state.inner))

@@ -54,13 +54,13 @@ def partition(
             "partition takes the transformations first and the labels second: "
             "partition({'fast': adam(1e-2), 'slow': sgd(1e-3)}, {'*.bias': 'slow', '*': 'fast'})."
         )
-    if not transforms:
-        raise ValueError("partition needs a transformation for at least one label.")
     if not isinstance(transforms, Mapping):
         raise TypeError(
             f"partition takes a dict from labels to transformations, but got a "
             f"{type(transforms).__name__}."
         )
+    if not transforms:
+        raise ValueError("partition needs a transformation for at least one label.")
     for label, tx in transforms.items():
         base.check_transformation(f"partition for the label {label!r}", tx, "adam(lr=1e-3)")
     answers = labelled_by(labels, transforms)

@@ -113,6 +113,8 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         base.check_passed(params)
         flat = Ravel(params)
         u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
+        if u is None:  # frozen
+            return tree.map(lambda p: None, params), state
         updates = flat.tree(u, stored=False)
         return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
 

@@ -223,15 +223,21 @@ def check_passed(params: Tree) -> None:
     """Raise ValueError if `update` was called without the parameters."""
     if params is None:
         raise ValueError("update needs the parameters: call update(grads, state, params).")
+    _check_tree(params)
 
 
-def check_params(params: Tree) -> None:
-    """Raise TypeError unless every leaf is a floating-point or complex tensor."""
+def _check_tree(params: Tree) -> None:
+    """Raise TypeError for a transformation, which is a NamedTuple, as a tree."""
     if isinstance(params, GradientTransformation):
         raise TypeError(
             f"expected a tree of parameters, but got a {type(params).__name__}; pass a pytree "
             "of tensors such as dict(model.named_parameters())."
         )
+
+
+def check_params(params: Tree) -> None:
+    """Raise TypeError unless every leaf is a floating-point or complex tensor."""
+    _check_tree(params)
     for path, p in tree.items(params):
         if not isinstance(p, Tensor):
             raise TypeError(

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
+
 
 def check_first(make: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Raise TypeError for parameters instead of a factory's first number."""
@@ -109,7 +111,9 @@ def check_numbers(
         if function and kind == "Hyper":
             check_step_function(make.__name__, name, cast(Any, x))
         scheduler = isinstance(x, torch.optim.lr_scheduler.LRScheduler)
-        if isinstance(x, NO_NUMBER) or scheduler or (function and kind != "Hyper"):
+        number = callable(x) or hasattr(x, "__float__") or type(x) is numeric.Placeholder
+        wrong = isinstance(x, NO_NUMBER) or not number
+        if wrong or scheduler or (function and kind != "Hyper"):
             shown = repr(x) if x is None or isinstance(x, (str, bytes)) else f"a {type(x).__name__}"
             advice = ", which functional_optim.schedules.from_torch converts" if scheduler else ""
             raise TypeError(

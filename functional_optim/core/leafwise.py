@@ -220,6 +220,11 @@ def leafwise(
             f"the rule {name!r} got runs={runs!r} and storage={storage!r}; pass a "
             "functional_optim.Runs and a functional_optim.Storage."
         )
+    if carry is not None and not hasattr(carry, "_fields"):
+        raise TypeError(
+            f"carry of the rule {name!r} must be a NamedTuple of numbers, but got a "
+            f"{type(carry).__name__}; write class Carry(NamedTuple) and pass Carry(0.0)."
+        )
     if init is not None:
         storage = storage._replace(slots=_slots_of(name, init))
     _check_runs(name, runs, len(updates), carry, hyper or {})
@@ -260,6 +265,10 @@ def _check_functions(
             raise TypeError(
                 f"{what} of the rule {name!r} must be a function or None, but got {fn!r}."
             )
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name of a rule must be a string, but got {name!r}; pass e.g. name='my_rule'."
+        )
     if hyper is not None and not isinstance(hyper, Mapping):
         raise TypeError(
             f"hyper of the rule {name!r} must be a dict from names to hyperparameters, but got "

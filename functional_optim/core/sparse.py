@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,24 @@ def densified(placements: Sequence[Placement], g: Any) -> Any:
     """A gradient, dense if one of the rules draws noise, for elements without a gradient, too."""
     sparse = g.layout is torch.sparse_coo
     return g.to_dense() if sparse and any(x.rule.draws for x in placements) else g
+
+
+def on_values(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of elements on a tensor; of a sparse COO tensor, on the rows that it has."""
+    if x.layout is not torch.sparse_coo:
+        return change(x)
+    x = x.coalesce()
+    return _sparse(x.indices().unbind(), change(x.values()), x.shape)
+
+
+def selected(flag: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """torch.where of a flag, for sparse COO tensors, too."""
+    if x.layout is not y.layout:
+        x, y = (z.to_dense() if z.layout is torch.sparse_coo else z for z in (x, y))
+    if x.layout is not torch.sparse_coo:
+        return torch.where(flag, x, y)
+    parts = on_values(lambda x: x.where(flag, 0), x), on_values(lambda y: y.where(~flag, 0), y)
+    return (parts[0] + parts[1]).coalesce()
 
 
 def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:
@@ -80,11 +98,16 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
             _apart[key] = None if k is None else placements[k].name or "a rule"
         name = _apart[key]
     if found is None or name:
-        raise RuntimeError(
-            f"{name} does not take sparse gradients, since it must see all rows of a tensor; pass "
-            "dense ones, e.g. from Embedding(..., sparse=False)."
-        )
+        raise needs_all_rows(name or "a rule")
     return found
+
+
+def needs_all_rows(name: str) -> RuntimeError:
+    """An error for a sparse gradient."""
+    return RuntimeError(
+        f"{name} does not take sparse gradients, since it must see all rows of a tensor; pass "
+        "dense ones, e.g. from Embedding(..., sparse=False)."
+    )
 
 
 def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:

@@ -284,7 +284,7 @@ class FusedStep(Step):
         plan, given = self.plan, None
         if plan is not None and self.donate and not torch.compiler.is_compiling():
             given = plan.gradients(grads, state, params)
-        if given is None and modes.intercepted():
+        if given is None and (modes.intercepted() or _without_values(state)):
             return self.by_operations(grads, state, params, extra)
         recording = torch.is_grad_enabled()
         try:  # as `base.unrecorded` does
@@ -344,6 +344,11 @@ class FusedStep(Step):
                 "which compiles kernels; run a few steps with the same tensors before, on a side "
                 "stream, as torch.cuda.make_graphed_callables does."
             )
+
+
+def _without_values(state: Any) -> bool:
+    """Whether a state has no values to read, only shapes: on the meta device."""
+    return isinstance(state, State) and state.step.is_meta
 
 
 def without_kernels(params: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -156,6 +157,11 @@ def _number(value: Any) -> Any:
                 f"{tuple(value.shape)}; pass its mean, or call update under torch.vmap."
             )
         value = value.detach()
+    elif not isinstance(value, Real):
+        raise TypeError(
+            "reduce_on_plateau needs one number as its value, but got a "
+            f"{type(value).__name__}; pass value=loss."
+        )
     return numeric.float64(value)
 
 

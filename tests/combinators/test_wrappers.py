@@ -57,6 +57,12 @@ def test_flatten_shows_one_vector():
     assert updates["b"]["c"] is None
 
 
+def test_a_vector_may_be_frozen():
+    params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    tx = fo.flatten(fo.chain(fo.freeze(), fo.sgd(0.1)))
+    assert tx.update(params, tx.init(params), params)[0] == {"a": None, "b": None}
+
+
 def test_a_scheduled_recipe_is_the_recipe_with_the_values_of_each_step():
     params, grads = make_params(), make_grads(make_params(), 6)
     got, state = run(fo.with_schedule(decayed, lr=DECAYING, weight_decay=0.3), params, grads)

@@ -83,6 +83,7 @@ NUMBERS: list[Any] = [
     # algorithms
     (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
     (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
+    (lambda: fo.masked(fo.sgd(), W).init(W), r"mask gives tensor\(.*; it must be one of True, Fa"),
     (lambda: fo.sgd(nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
     # transforms
     (lambda: fo.ema(1.0), "decay in .0, 1., but got 1.0"),
@@ -348,6 +349,16 @@ KINDS: list[Any] = [
     # what is no number
     (lambda: fo.adamw("fast"), "number, a 0-dim tensor or a schedule as lr, but got 'fast'"),
     (lambda: fo.sgd([0.1, 0.2]), "sgd takes a number, .* a schedule as lr, but got a list"),
+    (lambda: fo.gpa(fo.sgd(), 1j), "gpa takes .* as train_interp_coeff, but got a complex"),
+    (lambda: fo.sgd(torch.half), "sgd takes a number, .* a schedule as lr, but got a dtype"),
+    (lambda: fo.dynamic_loss_scale(fo.sgd(), None), "needs an init_scale above 0 .* got None"),
+    (lambda: fo.dynamic_loss_scale(fo.sgd(), 2.0, W), "needs a growth_factor above 1, but got"),
+    (lambda: stepped(fo.reduce_on_plateau(), value=1j), "one number as its value, .* a complex"),
+    (lambda: fo.get(fo.sgd().init(W), 0), "get takes names, but got 0; pass strings"),
+    (lambda: stepped(fo.sgd(), params=fo.sgd()), "expected a tree of parameters, but got a Leaf"),
+    (lambda: rule(3), "name of a rule must be a string, but got 3"),
+    (lambda: fo.leafwise(None, walk, carry=(0.0,), name="x"), "carry of the rule 'x' must be a Na"),
+    (lambda: fo.partition(W, {"*": "a"}), "a dict from labels to transformations, but got a Tens"),
     (lambda: fo.sgd(fo.scale(0.1)), "or a schedule as lr, but got a Leafwise"),
     (lambda: fo.clip_by_global_norm(None), "takes a number, .* as max_norm"),
     (lambda: fo.skip_large_updates(fo.sgd(0.1), "1"), "takes a number, .* as max_norm"),

@@ -230,6 +230,7 @@ WHOLE = {
     "packed": lambda: fo.stored(fo.adam(0.1), "int8", where="*", min_size=0),
     "columns": lambda: fo.leafwise(columns, lambda u, x, p: (u, Columns(x.columns + u.sum(0)))),
     "a norm": lambda: fo.leafwise(None, lambda u, x, p: (u / u.norm(), x), name="unit"),
+    "cautious": lambda: fo.cautious(fo.flatten(fo.sgd(0.1))),
     "parts of a matrix": lambda: fo.as_matrix(fo.muon(0.1), split=2),
 }
 
@@ -243,3 +244,29 @@ def test_a_rule_that_must_see_all_rows_refuses_some_of_them(name, way):
         step_in(way, WHOLE[name], params, grads)
     for p in params.values():
         assert_same(p, torch.ones(6, 4))
+
+
+AROUND_TREES = {
+    "flag": lambda tx: fo.commit_if(tx),
+    "finite": lambda tx: fo.apply_if_finite(tx, 2),
+    "mask": lambda tx: fo.conditionally_mask(tx, lambda step: step != 1),
+    "transform": lambda tx: fo.conditionally_transform(tx, lambda step: step != 1),
+    "scale": lambda tx: fo.dynamic_loss_scale(tx, 2.0),
+}
+
+
+@pytest.mark.parametrize("inner", [fo.sgd(0.1), fo.flatten(fo.sgd(0.1))], ids=["rows", "whole"])
+@pytest.mark.parametrize("name", AROUND_TREES)
+def test_a_gate_around_a_transformation_of_trees_takes_rows(name, inner):
+    tx = AROUND_TREES[name](fo.GradientTransformation(inner.init, inner.update))
+    params, grads = torch.ones(6, 4), [make_sparse((6, 4), 1, k).float() for k in (2, 0, 3, 2)]
+    grads[2] = grads[2] * float("nan") if name == "finite" else grads[2]
+    ends = []
+    for own in (grads, [g.to_dense() for g in grads]):
+        p, state = params, tx.init(params)
+        for k, g in enumerate(own):
+            flag = {"commit": torch.tensor(k != 1)} if name == "flag" else {}
+            u, state = tx.update(g, state, p, **flag)
+            p = fo.apply_updates(p, u)
+        ends.append((p, state))
+    assert_close(*ends, 1e-6)

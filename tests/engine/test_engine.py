@@ -326,3 +326,14 @@ def test_a_write_of_a_number_is_in_c_where_no_subclass_sees_it():
     assert not isinstance(write, functools.partial)
     write()
     assert other.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_step_on_the_meta_device_has_shapes_only(donate):
+    params = {"w": torch.ones(2, 3, device="meta"), "b": torch.ones((), device="meta")}
+    tx = fo.apply_if_finite(fo.chain(fo.clip_by_global_norm(1.0), fo.adam(0.1)), 2)
+    step, state = fo.compile(tx, donate=donate), tx.init(params)
+    for _ in range(2):
+        params, state = step(params, state, params)
+    assert [(x.device.type, x.shape) for x in params.values()] == [("meta", (2, 3)), ("meta", ())]
+    assert state.step.is_meta
