@@ -25,6 +25,15 @@ Diagonal = Callable[..., Tree]
 """diagonal(params, seed, *args): a tree like params."""
 
 
+def _check_function(who: str, what: str, fn: Any) -> None:
+    """Raise TypeError unless an estimate is of a function."""
+    if not callable(fn):
+        raise TypeError(
+            f"{who} takes a {what} function first, but got {fn!r}; call it as "
+            f"{who}({what}_fn)(params, seed)."
+        )
+
+
 def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
     """Estimate the diagonal of the Hessian of a loss by z ⊙ (H z) with random signs z.
 
@@ -54,11 +63,7 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
         >>> diagonal(torch.tensor([1.0, -2.0]), 0)
         tensor([  6., -12.])
     """
-    if not callable(loss_fn):
-        raise TypeError(
-            f"hutchinson takes a loss function first, but got {loss_fn!r}; call it as "
-            "hutchinson(loss_fn)(params, seed)."
-        )
+    _check_function("hutchinson", "loss", loss_fn)
     numeric.check_count("hutchinson", 1, samples=samples)
 
     def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
@@ -117,6 +122,8 @@ def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
         >>> h.shape, bool((h >= 0).all())
         (torch.Size([3, 4]), True)
     """
+
+    _check_function("gauss_newton_bartlett", "logits", logits_fn)
 
     def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
         base.check_params(params)
@@ -200,6 +207,8 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
                 "observe_hessian cannot read a Hessian that is packed; store the other slot alone, "
                 "e.g. stored(sophia(), {'exp_avg': 'int8'})."
             )
+        if not torch.compiler.is_compiling():
+            _check_estimate(x.slots["hessian"], hessian)
         (key,) = [key for key in x.hyper if key.endswith("betas.1")]
         weight = 1 - x.hyper[key]
 
@@ -210,6 +219,25 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
         return base.replaced(x, slots={**x.slots, "hessian": slot})
 
     return tree.map_down_to(is_sophia, averaged, state)
+
+
+def _check_estimate(slot: Any, hessian: Any) -> None:
+    """Raise ValueError unless an estimate is like the parameters, or None for some of them."""
+    spec = optree.tree_structure(slot, none_is_leaf=True)
+    try:
+        leaves = spec.flatten_up_to(hessian)
+        pairs = zip(spec.flatten_up_to(slot), leaves, strict=True)
+        fits = all(
+            old is None or new is None or (isinstance(new, Tensor) and old.shape == new.shape)
+            for old, new in pairs
+        )
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            "observe_hessian needs an estimate like the parameters, with None for those without "
+            f"one, {tree.summary(slot)}, but got {tree.summary(hessian)}."
+        )
 
 
 def with_estimate(average: Tensor, estimate: Tensor, weight: Any) -> Tensor:

@@ -9,7 +9,7 @@ from functional_optim.core import base, draws
 from functional_optim.core.base import Tree
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
-from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays
+from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays, check_estimate
 
 NORMAL = Rays(1, False, False)
 
@@ -84,6 +84,7 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
         >>> torch.allclose(w, functional)
         True
     """
+    check_estimate("mezo_step_", state)
     rays = NORMAL._replace(number=state.weights.shape[0])
     key = draws.stream(state.seed, state.step)
     for path, p in tree.items(params):

@@ -162,11 +162,29 @@ def replay(
         >>> torch.equal(fo.estimators.replay(est, tx, start, log)[0], w)
         True
     """
+    base.check_transformation("replay", tx, "adam(lr=1e-3)")
+    if not isinstance(estimator, Estimator):
+        raise TypeError(
+            f"replay takes an estimator first, but got a {type(estimator).__name__}; pass e.g. "
+            "mezo()."
+        )
+    if not isinstance(log, Iterable):
+        raise TypeError(f"replay takes a list of states as log, but got {log!r}.")
     opt_state = tx.init(params) if opt_state is None else opt_state
     for state in log:
+        check_estimate("replay", state)
         updates, opt_state = tx.update(estimator.gradient(state, params), opt_state, params)
         params = base.apply_updates(params, updates)
     return params, opt_state
+
+
+def check_estimate(who: str, state: Any) -> None:
+    """Raise TypeError unless this is the state of an estimator."""
+    if not isinstance(state, EstimatorState):
+        raise TypeError(
+            f"{who} needs the states of an estimator, but got a {type(state).__name__}; pass what "
+            "its measure returned."
+        )
 
 
 class Rays(NamedTuple):

@@ -36,6 +36,9 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
         >>> schedule(5), schedule(10), schedule(20)
         (0.5, 1.0, 0.5)
     """
+    for name, x in (("schedules", schedules), ("boundaries", boundaries)):
+        if not isinstance(x, Iterable) or isinstance(x, str):
+            raise TypeError(f"join takes a list as {name}, but got {x!r}; pass one, even of one.")
     parts, starts = tuple(schedules), tuple(boundaries)
     if len(parts) != len(starts) + 1:
         raise ValueError(

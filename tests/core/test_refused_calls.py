@@ -30,6 +30,10 @@ def stepped(tx: Any, grads: Any = W, params: Any = W, **extra: Any) -> None:
     tx.update(grads, tx.init(W), params, **extra)
 
 
+def observed(hessian: Any) -> None:
+    fo.estimators.observe_hessian(fo.sophia().init(W), hessian)
+
+
 def opaque() -> Any:
     """A transformation of whole trees."""
     return fo.GradientTransformation(lambda p: (), lambda grads, state, params=None: (grads, state))
@@ -83,6 +87,8 @@ NUMBERS: list[Any] = [
     # algorithms
     (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
     (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
+    (lambda: observed(torch.ones(1)), "an estimate like the parameters, .* but got"),
+    (lambda: observed({"w": W}), "an estimate like the parameters, .* but got"),
     (lambda: fo.masked(fo.sgd(), W).init(W), r"mask gives tensor\(.*; it must be one of True, Fa"),
     (lambda: fo.sgd(nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
     # transforms
@@ -356,6 +362,11 @@ KINDS: list[Any] = [
     (lambda: stepped(fo.reduce_on_plateau(), value=1j), "one number as its value, .* a complex"),
     (lambda: fo.get(fo.sgd().init(W), 0), "get takes names, but got 0; pass strings"),
     (lambda: stepped(fo.sgd(), params=fo.sgd()), "expected a tree of parameters, but got a Leaf"),
+    (lambda: s.join(flat, [3]), "join takes a list as schedules, but got "),
+    (lambda: s.constant(W), r"constant takes a number or .* got a Tensor of shape \(2,\)"),
+    (lambda: fo.estimators.gauss_newton_bartlett(W), "takes a logits function first, but got"),
+    (lambda: fo.estimators.replay(fo.estimators.mezo(), None, W, []), "replay takes a transfo"),
+    (lambda: fo.estimators.replay(fo.estimators.mezo(), fo.sgd(), W, [W]), "the states of an est"),
     (lambda: rule(3), "name of a rule must be a string, but got 3"),
     (lambda: fo.leafwise(None, walk, carry=(0.0,), name="x"), "carry of the rule 'x' must be a Na"),
     (lambda: fo.partition(W, {"*": "a"}), "a dict from labels to transformations, but got a Tens"),
@@ -366,7 +377,7 @@ KINDS: list[Any] = [
     (lambda: fo.estimators.spsa(fo.sgd(0.1)), "or a schedule as c, but got a Leafwise"),
     (lambda: fo.orthogonalize(eps=None), "takes a number.* but got None"),
     (lambda: fo.scale_by_schedule(0.1), r"a function of the step count, but got 0\.1; use scale"),
-    (lambda: fo.scale(torch.ones(3)).init(W), r"hyperparameter factor is a Tensor of shape \(3,\)"),
+    (lambda: fo.scale(torch.ones(3)), r"as factor, but got a Tensor of shape \(3,\)"),
     (lambda: fo.sgd(0.1).init({"w": numpy.ones(2)}), "'w' is a ndarray, not a tensor"),
     (lambda: fo.soap(betas=0.9), "betas"),
     (lambda: fo.add_noise(1.0, 0.5, 0.5), "integer as its seed, but got 0.5"),
