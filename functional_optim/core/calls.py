@@ -100,7 +100,7 @@ def check_numbers(
     args."""
     annotations = getattr(make, "__annotations__", {})
     for name, x in (*zip(names, args, strict=False), *kwargs.items()):
-        several = isinstance(x, Tensor) and x.numel() != 1
+        several = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) and x.numel() != 1 else ""
         if type(x) in SIMPLE and not several:
             continue
         kind, _, other = (
@@ -113,11 +113,11 @@ def check_numbers(
             check_step_function(make.__name__, name, cast(Any, x))
         scheduler = isinstance(x, torch.optim.lr_scheduler.LRScheduler)
         number = callable(x) or hasattr(x, "__float__") or type(x) is numeric.Placeholder
-        wrong = isinstance(x, NO_NUMBER) or not number or several
+        wrong = isinstance(x, NO_NUMBER) or not number or bool(several)
         if wrong or scheduler or (function and kind != "Hyper"):
             shown = repr(x) if x is None or isinstance(x, (str, bytes)) else f"a {type(x).__name__}"
-            shown += f" of shape {tuple(x.shape)}" if several else ""
             advice = ", which functional_optim.schedules.from_torch converts" if scheduler else ""
+            advice = several + advice
             raise TypeError(
                 f"{make.__name__} takes {NUMBERS[kind]} as {name}, but got {shown}{advice}."
             )
