@@ -283,9 +283,9 @@ class OptimizerPlan(StepPlan):
         numbers = [x for entry in self.entries for x in entry.numbers()]
         numbers += [] if self.steps is None else self.steps.tensors
         once = tuple({id(x): x for x in numbers}.values())
-        written = [*[p for p in every if p.grad is not None], *slots]
+        live = [p for p in every if p.grad is not None]
         values = tuple([tuple(x.values()) for x in dicts])
-        return TensorGuard([p.grad for p in every], written, params, states, values, once)
+        return TensorGuard([p.grad for p in every], live, slots, params, states, values, once)
 
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
         """The gradients, if the plan is still valid; applies new hyperparameters of the groups."""

@@ -23,12 +23,12 @@ class TensorGuard:
 
     `trees` or `gradients` checks whether a plan may be reused. Dispatch modes and other
     interceptors of operations must not be active. A gradient without memory, or in that of the
-    tensors, never passes: the caller has to check and copy it.
+    parameters and slots, never passes: the caller has to check and copy it.
 
     Args:
         given: gradients, or None.
-        tensors: the tensors that a step writes, whose addresses are checked. A vector with the same
-            address is assumed to have the same length, since its gradient would differ.
+        params, slots: the tensors that a step writes, whose addresses are checked. A slot that is a
+            vector with the same address is assumed to have the same stride.
         objects: objects that must be identical: a tuple for `trees`; for `gradients` a tuple of
             tuples, the parameters of each group. states, values: for `gradients`, the values of the
             optimizer's state, and the values of each of these.
@@ -39,7 +39,8 @@ class TensorGuard:
     def __init__(
         self,
         given: Sequence[Tensor | None],
-        tensors: list[Tensor],
+        params: Sequence[Tensor],
+        slots: Sequence[Tensor],
         objects: tuple[Any, ...],
         states: tuple[Any, ...] = (),
         values: tuple[Any, ...] = (),
@@ -48,8 +49,9 @@ class TensorGuard:
         self.kinds = tuple(map(type, given))
         grads = [g for g in given if g is not None]
         self.dense = all(g.layout is torch.strided for g in grads)
-        self.wide = tuple([x for x in tensors if x.dim() > 1])
-        self.check = same_looks([*grads, *self.wide])
+        tensors = [*params, *slots]
+        self.compared = (*params, *[x for x in slots if x.dim() > 1])
+        self.check = same_looks([*grads, *self.compared])
         self.reaches = [reach(x) if has_address(x) else 0 for x in grads]
         self.written = Written(tensors)
         self.addressed = tuple([x for x in tensors if has_address(x)])
@@ -129,7 +131,7 @@ class TensorGuard:
         grads = [g for g in given if g is not None]
         if (
             any(g.is_nested for g in grads)  # torch's guards would crash the process
-            or not self.check(*grads, *self.wide)
+            or not self.check(*grads, *self.compared)
             or not self._are_there(grads)
             or list(map(Tensor.data_ptr, self.addressed)) != self.addresses
             or not self._others_stay(grads)
@@ -140,7 +142,7 @@ class TensorGuard:
             self.native = library.Guard(
                 kinds=self.kinds,
                 check=self.check,
-                wide=self.wide,
+                compared=self.compared,
                 tensors=self.addressed,
                 places=array.array("q", self.addresses),
                 reaches=array.array("q", self.reaches),

@@ -47,8 +47,9 @@ class ShardExecutor(Executor):
             for mine, p in zip(self.slots, self.params, strict=True)
         ]
         self.structure, self.outline = tree.structure(params), tree.outline(params)
-        objects = tuple(chain(*self._columns()))
-        self.guard = TensorGuard(grads, [x for x in objects if x is not None], objects)
+        local, *held = self._columns()
+        kept = [x for x in chain(*held) if x is not None]
+        self.guard = TensorGuard(grads, local, kept, tuple(chain(local, *held)))
         self.inner = type(self.group)(
             self.group.placements,
             params,

@@ -183,8 +183,8 @@ class TreePlan(StepPlan):
         given, *columns = tree.places(self.structure, *trees)
         self.given = [g for g in given if g is not None]
         check_apart(self.keys, params, given, columns)
-        objects = tuple(chain(*columns))
-        self.guard = TensorGuard(given, [x for x in objects if isinstance(x, Tensor)], objects)
+        leaves, *slots = [[x for x in column if isinstance(x, Tensor)] for column in columns]
+        self.guard = TensorGuard(given, leaves, [*chain(*slots)], tuple(chain(*columns)))
         self.given = list(map(self.guard.apart, self.given))
         self.numbers = TreeNumbers(state, captured=captured)
         self.numbers.read(state)

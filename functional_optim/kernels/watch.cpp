@@ -24,7 +24,7 @@ static const int64_t LOWEST = (int64_t)1 << 40;
 struct Guard {
     PyObject_HEAD
     PyObject* given;  /* a dict of the arguments, which owns all objects below */
-    PyObject *kinds, *checker, *wide, *tensors, *params, *states, *values, *numbers, *quiet;
+    PyObject *kinds, *checker, *compared, *tensors, *params, *states, *values, *numbers, *quiet;
     PyCFunctionWithKeywords check;
     Column places, reaches, starts, stops;
     Column versions;  /* of the tensors that hold numbers */
@@ -62,19 +62,19 @@ static void look_at_versions(Guard* self)
 
 static int guard_init(Guard* self, PyObject*, PyObject* named)
 {
-    static const char* names[] = {"kinds", "check", "wide", "tensors", "places", "reaches", "starts",
-                                  "stops", "read", "params", "states", "values", "numbers",
-                                  "quiet", NULL};
+    static const char* names[] = {"kinds", "check", "compared", "tensors", "places", "reaches",
+                                  "starts", "stops", "read", "params", "states", "values",
+                                  "numbers", "quiet", NULL};
     PyObject *none = PyTuple_New(0), *check, *places, *reaches, *starts, *stops;
     long long read;
     PyObject* given = named ? PyDict_Copy(named) : PyDict_New();
     int done = none && given &&
         PyArg_ParseTupleAndKeywords(
             none, given, "$O!O!O!O!OOOOLO!O!O!O!O!", (char**)names, &PyTuple_Type, &self->kinds,
-            &PyCFunction_Type, &check, &PyTuple_Type, &self->wide, &PyTuple_Type, &self->tensors,
-            &places, &reaches, &starts, &stops, &read, &PyTuple_Type, &self->params, &PyTuple_Type,
-            &self->states, &PyTuple_Type, &self->values, &PyTuple_Type, &self->numbers,
-            &PyTuple_Type, &self->quiet);
+            &PyCFunction_Type, &check, &PyTuple_Type, &self->compared, &PyTuple_Type,
+            &self->tensors, &places, &reaches, &starts, &stops, &read, &PyTuple_Type,
+            &self->params, &PyTuple_Type, &self->states, &PyTuple_Type, &self->values,
+            &PyTuple_Type, &self->numbers, &PyTuple_Type, &self->quiet);
     Py_XDECREF(none);
     Py_XSETREF(self->given, given);
     if (!done || copied(places, &self->places) < 0 || copied(reaches, &self->reaches) < 0 ||
@@ -169,15 +169,15 @@ static int append(Guard* self, PyObject* grad, Py_ssize_t k, PyObject* grads)
     return same == 1 && PyList_Append(grads, grad) < 0 ? -1 : same;
 }
 
-/* Do gradients, and tensors of more than one dimension, look as they did, to torch's own guards?
-   These are called as a C function, since they throw at a tensor that has no strides. */
+/* Do gradients, parameters, and slots of more than one dimension look as they did, to torch's own
+   guards? These are called as a C function, since they throw at a tensor that has no strides. */
 static int look_same(Guard* self, PyObject* grads)
 {
-    const Py_ssize_t n = PyList_GET_SIZE(grads), more = PyTuple_GET_SIZE(self->wide);
+    const Py_ssize_t n = PyList_GET_SIZE(grads), more = PyTuple_GET_SIZE(self->compared);
     PyObject* all = PyTuple_New(n + more);
     if (!all) return -1;
     for (Py_ssize_t i = 0; i < n + more; ++i) {
-        PyObject* x = i < n ? PyList_GET_ITEM(grads, i) : PyTuple_GET_ITEM(self->wide, i - n);
+        PyObject* x = i < n ? PyList_GET_ITEM(grads, i) : PyTuple_GET_ITEM(self->compared, i - n);
         PyTuple_SET_ITEM(all, i, Py_NewRef(x));
     }
     PyObject* found;

@@ -340,5 +340,19 @@ def test_a_gradient_may_be_the_memory_that_is_written(which, backend, fresh_dyna
         torch.testing.assert_close(mine.slots, state.slots)
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_vector_that_becomes_a_column_at_its_address_is_stepped_as_that(compile):
+    memory = torch.arange(8.0)
+    w = torch.nn.Parameter(memory[:4])
+    opt = Optimizer([w], fo.sgd, lr=1.0, compile=compile)
+    for _ in range(3):
+        w.grad = torch.ones(4)
+        opt.step()
+    w.data, before = memory.view(4, 2)[:, 0], memory.clone()
+    w.grad = torch.ones(4)
+    opt.step()
+    torch.testing.assert_close(before - memory, torch.tensor([1.0, 0.0] * 4))
+
+
 if __name__ == "__main__":
     main("bare" in sys.argv)
