@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.joint import checked_closure, undone
+from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
 from functional_optim.algorithms.lbfgs.transform import lbfgs
@@ -18,7 +19,6 @@ from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel, real_dtype
 from functional_optim.kernels.interrupts import held
-from functional_optim.solvers.arguments import is_number
 
 NAMES = ("lr", "max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size")
 PAIRS = ("old_stps", "old_dirs", "ro")
@@ -236,10 +236,5 @@ def number(loss: Any, mesh: Any = None) -> float:
     """
     if mesh is not None:
         return sharding.mean_over(loss, mesh)
-    if not is_number(loss):
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-        raise TypeError(
-            "the closure must return the loss, one real number, but it returned a "
-            f"{type(loss).__name__}{shape}."
-        )
+    check_loss(loss)
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

@@ -58,7 +58,7 @@ class SAM(Optimizer):
     State: that of the recipe's optimizer object; the ascent step has no state.
 
     Raises:
-        RuntimeError: from step, without a closure.
+        RuntimeError: from step, without a closure that can be called.
         ValueError: from step, if groups have different hyperparameters of the ascent step.
         TypeError, ValueError: as :class:`Optimizer`.
 
@@ -104,7 +104,7 @@ class SAM(Optimizer):
         super().__init__(params, own, **how, **hyper)
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
-        if closure is None:
+        if not callable(closure):
             raise RuntimeError(
                 f"{type(self).__name__} needs the gradients at two points; call step(closure) with "
                 "a function that clears the gradients, computes the loss, calls backward() and "

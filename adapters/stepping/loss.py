@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import modes, sharding
+from functional_optim.solvers.arguments import is_number
 
 
 def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
 
     Raises:
         RuntimeError: if there was no closure.
+        TypeError: if it returned something other than a number.
     """
     if loss is None:
         raise RuntimeError(
@@ -31,6 +33,7 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
             "loss and its gradients, and returns the loss. A GradScaler steps without a closure, "
             "as under Lightning's 16-mixed precision: use bfloat16, which needs no scaler."
         )
+    check_loss(loss)
     if mesh is not None:
         return {"value": sharding.mean_over(loss, mesh)}
     if isinstance(loss, Tensor):
@@ -38,6 +41,16 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
         recorded = torch.is_grad_enabled() or modes.intercepted()
         return {"value": loss.item() if plain and not recorded else numeric.float64(loss)}
     return {"value": float(loss)}
+
+
+def check_loss(loss: Any) -> None:
+    """Raise TypeError if what a closure returned is not one real number."""
+    if not is_number(loss):
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise TypeError(
+            "the closure must return the loss, one real number, but it returned a "
+            f"{type(loss).__name__}{shape}."
+        )
 
 
 def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:

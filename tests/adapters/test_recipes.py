@@ -29,6 +29,9 @@ def test_a_recipe_that_reads_the_loss_needs_a_closure():
     opt = adapters.Optimizer([w], by_value)
     with pytest.raises(RuntimeError, match=r"call opt\.step\(closure\)"):
         opt.step()
+    for loss, said in ((torch.ones(2), r"Tensor of shape \(2,\)"), ((w.sum(), 1), "tuple")):
+        with pytest.raises(TypeError, match=rf"return the loss, one real number, .* a {said}"):
+            opt.step(lambda loss=loss: loss)
     assert w.item() == 2.0
 
 

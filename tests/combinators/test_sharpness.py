@@ -169,6 +169,7 @@ def test_a_frozen_leaf_and_a_gradient_that_is_nan():
     assert_same(mine["a"].detach(), before)
 
 
-def test_a_step_of_the_object_needs_a_closure():
+@pytest.mark.parametrize("given", [None, torch.tensor(1.0)])
+def test_a_step_of_the_object_needs_a_closure(given):
     with pytest.raises(RuntimeError, match=r"SAM needs the gradients at two points"):
-        adapters.SAM([torch.nn.Parameter(torch.ones(2))]).step()
+        adapters.SAM([torch.nn.Parameter(torch.ones(2))]).step(given)
