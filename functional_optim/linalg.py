@@ -388,14 +388,16 @@ def triangular_product(T: Tensor, Q: Tensor) -> Tensor:
 def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The eigenvalues of symmetric matrices, ascending, and their eigenvectors as columns.
 
-    Computed in A's dtype, float32 or float64; if float32 fails, in float64.
+    Computed in A's dtype, float32 or float64; in float64 if float32 fails, and in traced steps on a
+    CPU. LAPACK's float32 routine fails for most matrices with many zero rows: by an error, or NaN.
 
     Args:
         A: symmetric matrices (…, n, n).
 
     Returns:
         Values (…, n), vectors (…, n, n), and bools (…), False for a matrix with NaN or infinite
-        elements. Its eigenvectors are those of the identity, and its eigenvalues 1.
+        elements, or if the routine returned NaN on a GPU. Its eigenvectors are then those of the
+        identity, and its eigenvalues 1.
 
     Example::
 
@@ -409,11 +411,27 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     finite = A.isfinite().flatten(-2).all(-1)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     safe = torch.where(finite[..., None, None], A, identity)
+    unseen = safe.is_cpu and modes.traced()  # a failure would be
+    pair = None if unseen else _decomposed(safe)
+    if pair is None:
+        pair = [x.to(A.dtype) for x in torch.linalg.eigh(safe.double())]
+    values, vectors = pair
+    found = values.isfinite().all(-1) & vectors.isfinite().flatten(-2).all(-1)
+    values = torch.where(found[..., None], values, 1.0)
+    vectors = torch.where(found[..., None, None], vectors, identity)
+    return values, vectors, finite & found
+
+
+def _decomposed(A: Tensor) -> Sequence[Tensor] | None:
+    """Values and vectors in A's dtype; None if the routine failed. On a GPU only its errors are
+    seen: a step does not wait for values."""
     try:
-        values, vectors = torch.linalg.eigh(safe)
+        values, vectors = torch.linalg.eigh(A)
     except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
-        values, vectors = [x.to(A.dtype) for x in torch.linalg.eigh(safe.double())]
-    return values, vectors, finite
+        return None
+    if A.is_cpu and not bool(values.isfinite().all() & vectors.isfinite().all()):
+        return None
+    return values, vectors
 
 
 _told: set[str] = set()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core import modes
 from functional_optim.core.factory import factory
+from functional_optim.linalg import eigh
 from functional_optim.search import covariance
 from functional_optim.search.base import Search, Start, check_positive, method, normal
 from functional_optim.search.covariance import Rates, as_tensor
@@ -146,8 +147,7 @@ def decompose(state: CMAState, C: Tensor, rates: Rates) -> dict[str, Any]:
     due = step >= state.decomposed + gap
     if gap > 1 and not modes.traced() and not bool(due):
         return {"C": C, "B": state.B, "D": state.D, "decomposed": state.decomposed}
-    usable = C.isfinite().all()
-    values, B = torch.linalg.eigh(torch.where(usable, C, torch.eye(len(C)).to(C)))
+    values, B, _ = eigh(C)
     D = torch.maximum(values, values[-1:] / CONDITION).sqrt()
     return {
         "C": C,
