@@ -99,13 +99,13 @@ NETWORKS = {"gpt", "autoencoder", "physics"}
 BETTER = {
     "muon_adamw": NETWORKS | {"kronecker"},
     "soap": {"gpt", "autoencoder", "kronecker"},
-    "psgd_kron": NETWORKS | {"kronecker"},
+    "psgd_kron": NETWORKS | {"kronecker", "addition"},
     "shampoo": NETWORKS | {"kronecker"},
     "lbfgs": {"quadratic", "kronecker"},
-    "adafactor": {"gpt", "autoencoder", "skip-gram"},
-    "schedule_free_adamw": {"gpt", "autoencoder"},
-    "cautious": {"gpt", "autoencoder"},
-    "nadam": {"gpt", "autoencoder"},
+    "adafactor": {"gpt", "skip-gram"},
+    "schedule_free_adamw": {"gpt"},
+    "cautious": {"gpt"},
+    "nadam": {"gpt", "skip-gram"},
 }
 WORSE = {
     "soap": {"skip-gram"},
@@ -132,12 +132,12 @@ def test_the_rows_say_what_the_page_says(comparison, claims, verdict):
         assert {task for task in tasks if found[task][name] == verdict} == tasks, name
 
 
-def test_ademamix_is_worse_on_most_tasks_and_lion_on_five_of_eleven(comparison):
+def test_ademamix_is_worse_on_most_tasks_and_lion_on_seven_of_eleven(comparison):
     tasks = [task for task in comparison.tasks if task.passes is None]
     found = [comparison.verdicts(task) for task in tasks]
     worse = {name: [x[name] for x in found].count("worse") for name in ("ademamix", "lion")}
     assert worse["ademamix"] > len(tasks) / 2
-    assert (worse["lion"], len(tasks)) == (5, 11)
+    assert (worse["lion"], len(tasks)) == (7, 11)
 
 
 def test_the_defaults_of_prodigy_are_nearest_to_its_best(comparison):
