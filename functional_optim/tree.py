@@ -142,12 +142,12 @@ def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return optree.tree_map(placed, tree, paths(tree), *rest)
 
 
-def paths(tree: Any) -> Any:
-    """A tree of the same structure with the path of each leaf.
+def paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
+    """A tree of the same structure with the path of each leaf, which begins with the keys `above`.
 
     Raises ValueError if two leaves have one path.
     """
-    found = _paths(tree, ())
+    found = _paths(tree, above)
     if not torch.compiler.is_compiling():
         names = optree.tree_leaves(found)
         if len(set(names)) < len(names):
