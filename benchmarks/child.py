@@ -57,9 +57,10 @@ def first_step(kind: str = "adamw") -> dict[str, Any]:
 
 
 def cold_compile(layers: int, quick: bool, rule: str = "adamw") -> dict[str, Any]:
-    """Seconds of a rule's first step over a GPT, in a process that has compiled something before,
-    and the kernels that it builds for a second model."""
-    import torch
+    """Seconds of a rule's first step over a GPT, and the kernels that it builds for a second model.
+
+    The GPT is narrow: at its full width SOAP's eigenvectors take a minute.
+    """
     from recipes import MATRIX, WHOLE
     from workloads import MLP, gpt_shapes, parameters
 
@@ -71,8 +72,7 @@ def cold_compile(layers: int, quick: bool, rule: str = "adamw") -> dict[str, Any
         used = [x for x in shapes if len(x) == 2] if rule in MATRIX else shapes
         return Optimizer(parameters(used), fo.adamw if rule == "adamw" else WHOLE[rule][1])
 
-    torch.compile(lambda x: x + 1)(torch.ones(4))
-    opt = optimizer(gpt_shapes(layers, 8, 16) if quick else gpt_shapes(layers))
+    opt = optimizer(gpt_shapes(layers, 8, 16) if quick else gpt_shapes(layers, 64, 256))
     start = time.perf_counter()
     opt.step()
     seconds, before = time.perf_counter() - start, count()

@@ -12,7 +12,7 @@ from rows import Result
 from traffic import ADAMW
 
 OURS, THEIRS, BAR = "#9ecae1", "#fdae6b", "#a50f15"
-TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
+TICKS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 
 
 def label(result: Result) -> str:
@@ -22,9 +22,9 @@ def label(result: Result) -> str:
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Draw ours / theirs for every row that is about this ratio."""
-    shown = [(r, ratio) for r in results if r.row.judged == "ratio" and (ratio := r.ratio())]
-    shown = [(r, ratio) for r, ratio in shown if not r.row.words]
+    """Draw ours / theirs for every row that is about this ratio, but for losses and traffic."""
+    about = [r for r in results if r.row.judged == "ratio" and r.row.unit != "loss"]
+    shown = [(r, ratio) for r in about if not r.row.words and (ratio := r.ratio())]
     ratios = [ratio for _, ratio in shown]
     low, high = min([0.5, *ratios]) / 1.2, max([2.0, *ratios]) * 1.2
     figure = Figure(figsize=(12, 2.2 + 0.27 * len(shown)), layout="constrained")
@@ -59,10 +59,10 @@ def plot(results: list[Result], path: Path) -> None:
 
 
 def plot_traffic(results: list[Result], path: Path) -> None:
-    """Draw time over limit of the rows that have words: a mark for each workload."""
+    """Draw time over limit of the rows that have words and a bar: a mark for each workload."""
     found: dict[str, dict[str, float]] = {}
     for r in results:
-        if r.row.words and (ratio := r.ratio()):
+        if r.row.words and r.row.bars and (ratio := r.ratio()):
             found.setdefault(r.row.what.strip("`"), {})[r.row.workload] = (
                 ratio * ADAMW / r.row.words
             )

@@ -37,6 +37,8 @@ REASONS = {
         "vectors of eight numbers, instructions take the time, not memory."
     ),
     "eager-gpt": "Fifteen calls of torch for each piece; torch's loop has eight, in place.",
+    "compile-": "It builds two or three kernels, AdamW one.",
+    "train-compile": "It builds a kernel once for a machine: with kernels kept, the bar is met.",
     "stack-": "Single matrices are stepped in batches, too: a stack of experts saves nothing.",
     "sharded-": GLOO,
     "solver-decays-scipy-eager": CALLS,

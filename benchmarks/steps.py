@@ -12,7 +12,7 @@ from pairs import Step, race
 from recipes import MATRIX, MEASURING, WHOLE, Recipe, averaged
 from rows import Effort, Measured, Row
 from torch import Tensor
-from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, SQUARES, WIDE, Workload
+from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, SQUARES, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -223,7 +223,7 @@ def rows() -> list[Row]:
         found.append(row(key, f"AdamW, {what}", GPT, build, rivals))
     for key, (what, made) in MEASURING.items():
         found.append(row(key, what, GPT, of(made), {"our AdamW": ours("AdamW")}, (1.5,)))
-    for workload, bars in ((GPT, (0.75,)), (SQUARES, (0.12,)), (WIDE, ())):
+    for workload, bars in ((GPT, (0.75,)), (SQUARES, (0.12,))):
         found.append(row("muon", "Muon", workload, ours("Muon"), forms("Muon"), bars, True))
     soap = of(MATRIX["soap"][1])
     found.append(row("soap", "SOAP", SQUARES, soap, {"our Muon": ours("Muon")}, (), True))

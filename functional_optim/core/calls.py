@@ -135,9 +135,14 @@ def check_step_function(who: str, name: str, schedule: Callable[..., Any]) -> No
 def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
     """Raise TypeError unless a flag is True or False."""
     for name, x in kwargs.items():
-        known = type(x).__name__ in ("bool", "bool_", "Tensor") or (type(x) is int and x in (0, 1))
-        if annotations.get(name) == "bool" and not known:
+        if annotations.get(name) == "bool" and not _is_flag(x):
             raise TypeError(f"{name} must be True or False, but got {x!r}.")
+
+
+def _is_flag(x: Any) -> bool:
+    if isinstance(x, Tensor):
+        return x.numel() == 1
+    return type(x).__name__ in ("bool", "bool_") or (type(x) is int and x in (0, 1))
 
 
 def check_choice(who: str, choices: Collection[Any], **values: Any) -> None:

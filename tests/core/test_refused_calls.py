@@ -407,6 +407,7 @@ KINDS: list[Any] = [
     (lambda: fo.adam(amsgrad="no"), "amsgrad must be True or False, but got 'no'"),
     (lambda: fo.adabelief(rectify="no"), "rectify must be True or False, but got 'no'"),
     (lambda: fo.ema(0.9, debias="no"), "debias must be True or False, but got 'no'"),
+    (lambda: fo.accumulate(fo.sgd(0.1), 2, mean=torch.ones(2)), "mean must be True or False"),
     (lambda: stepped(fo.commit_if(fo.sgd(0.1)), commit="yes"), "commit must be .* is a str"),
     (lambda: stepped(fo.commit_if(fo.sgd(0.1)), commit=W), r"commit must be .* of shape \(2,\)"),
     (lambda: stepped(fo.sam(fo.sgd(0.1)), grad_fn=W), "grad_fn must be a function.*got a Tensor"),
