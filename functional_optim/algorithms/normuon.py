@@ -89,7 +89,7 @@ def scale_by_normuon(
     check_scale("scale_by_normuon", scale)
 
     def init(p: Tensor) -> NorMuonSlots:
-        return NorMuonSlots(torch.zeros_like(p[:, :1]) if p.shape[1] else p.new_zeros(len(p), 1))
+        return NorMuonSlots(p.new_zeros(len(p), 1))
 
     def scalars(t, *, beta2, eps):
         return 1 - beta2, eps

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, run
+from sampling import some
 from torch import Tensor
 from ways import by_object
 
@@ -67,9 +68,13 @@ def test_all_ways_start_it_alike(name):
         grads = [gradients(k) for k in range(steps)]
         gated, _ = by_object(fo.apply_if_finite(recipe(), 5), matrices(0), grads, compile)
         assert_close(gated, plain, 1e-5)
-    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", some(RECIPES, keep=["soap", "psgd"]))
+def test_torch_compile_starts_it_alike(name, fresh_dynamo):
+    tx, steps = RECIPES[name](), LATE + 4
     traced = torch.compile(tx.update, backend="eager", fullgraph=True)
-    assert_close(after(fo.GradientTransformation(tx.init, traced), steps), plain, 1e-5)
+    assert_close(after(fo.GradientTransformation(tx.init, traced), steps), after(tx, steps), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["galore", "soap", "kl_shampoo"])

@@ -102,7 +102,17 @@ def test_the_recipes_without_kernels_are_those_of_the_list() -> None:
     assert not any(served(name) for name in OF_MATRICES)
 
 
-@pytest.mark.parametrize("name", undeclared.ROWS)
+LONG = (
+    "a_variance_of_few", "softmax_at_temperature", "row_std", "corrected_rows", "transposed_mean",
+    "row_normalised_momentum", "mapped_over_rows", "log_softmax_over_columns", "by_outer_product",
+    "counts_beside_a_number", "row_trust_ratio", "slots_that_count",
+)  # fmt: skip
+"""Three to seven seconds each, of kinds of which another rule is here too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.full] * (x in LONG)) for x in undeclared.ROWS]
+)
 def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they have kernels or not; a kernel that cannot be used would be told."""
     told: list[str] = []

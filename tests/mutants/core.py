@@ -147,7 +147,7 @@ a copied recipe of local functions keeps the old tensor
 ? core/test_copies.py -k tensor
 = functional_optim/core/calls.py
 a string passes for a flag
-- if annotations.get(name) == "bool" and not known:
+- if annotations.get(name) == "bool" and not _is_flag(x):
 + if annotations.get(name) == "bool" and x is None:
 ? core/test_refused_calls.py
 = functional_optim/core/memory.py
