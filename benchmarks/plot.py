@@ -12,7 +12,7 @@ from rows import Result
 from traffic import ADAMW
 
 OURS, THEIRS, BAR = "#9ecae1", "#fdae6b", "#a50f15"
-TICKS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
+TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 
 
 def label(result: Result) -> str:

@@ -17,6 +17,7 @@ from helpers import (
     run,
     step_object,
 )
+from sampling import some
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -206,29 +207,45 @@ def check_complex(case):
 def check_graph(case):
     """One graph serves all hyperparameters and equals eager."""
     torch._dynamo.reset()  # all recipes share the code of one update
-    tx = case.tx()
+    recipe, static = case.recipe, case.static
 
-    def step(params, state, grads):
-        updates, state = tx.update(grads, state, params)
+    def step(knobs, params, state, grads):
+        updates, state = recipe(**static, **knobs).update(grads, state, params)
         return fo.apply_updates(params, updates), state
 
-    counter = CompileCounterWithBackend("eager")
+    check_one_graph(case, step, "aot_eager")
+
+
+def check_one_graph(case, step, backend):
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(step, backend=counter, fullgraph=True)
     params = {n: p for n, p in case.params().items() if n in ("scalar", "transposed")}
-    eager = traced = (params, tx.init(params))
+    eager = traced = (params, case.tx().init(params))
     frames = []
-    for grads in make_grads(params, 4):
+    for i, grads in enumerate(make_grads(params, 4)):
         grads = {n: torch.empty_like(params[n]).copy_(g) for n, g in grads.items()}
-        eager, traced = step(*eager, grads), compiled(*traced, grads)
+        knobs = case.knobs(lambda x, i=i: each_tensor(x * (1 - i / 10)))
+        eager, traced = step(knobs, *eager, grads), compiled(knobs, *traced, grads)
         assert_close(traced, eager, case.rounding)
         frames.append(counter.frame_count)
-        eager, traced = [(p, smaller(state)) for p, state in (eager, traced)]
     # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
     assert frames == [frames[0]] * 4
 
 
-def smaller(state):
-    return state._replace(hyper={key: 0.9 * x for key, x in state.hyper.items()})
+GRAPHS = able("graph")
+
+
+@pytest.mark.parametrize("case", some(GRAPHS, 8, [x for x in GRAPHS if x.id == "normuon"]))
+def test_one_graph_serves_all_hyperparameters_of_a_state(case, fresh_dynamo):
+    """Of a transformation that is made outside of the graph."""
+    tx = case.tx()
+
+    def step(knobs, params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        smaller = {key: 0.9 * x for key, x in state.hyper.items()}
+        return fo.apply_updates(params, updates), state._replace(hyper=smaller)
+
+    check_one_graph(case, step, "eager")
 
 
 # ---------------------------------------------------------------- the optimizer object

@@ -67,7 +67,7 @@ def test_refused_steps_between_committed_ones_leave_no_trace(recipe, flag):
 def test_one_graph_serves_both_answers(recipe, fresh_dynamo):
     params = named_params()
     tx = fo.commit_if(recipe(0.1))
-    counter = CompileCounterWithBackend("eager")
+    counter = CompileCounterWithBackend("aot_eager")
 
     @torch.compile(fullgraph=True, backend=counter)
     def step(grads, state, params, commit):

@@ -23,6 +23,7 @@ from gpu.kernel_runs import (
     served,
 )
 from operations import OPERATIONS
+from sampling import some
 
 import functional_optim as fo
 from functional_optim.engine.native import Served
@@ -110,9 +111,7 @@ LONG = (
 """Three to seven seconds each, of kinds of which another rule is here too."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.full] * (x in LONG)) for x in undeclared.ROWS]
-)
+@pytest.mark.parametrize("name", some(undeclared.ROWS, 0, undeclared.ROWS.keys() - set(LONG)))
 def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they have kernels or not; a kernel that cannot be used would be told."""
     told: list[str] = []

@@ -129,7 +129,7 @@ def test_a_flag_on_the_device_says_the_same_as_one_on_the_host(name, commit):
 @pytest.mark.parametrize("name", RECIPES)
 def test_one_graph_serves_both_answers(name, fresh_dynamo):
     tx = RECIPES[name]
-    backend = CompileCounterWithBackend("eager")
+    backend = CompileCounterWithBackend("aot_eager")
 
     def compiled(fn):
         return torch.compile(fn, fullgraph=True, backend=backend)

@@ -121,7 +121,7 @@ def test_one_full_graph_equals_eager(case):
         updates, state = case.recipe(lr).update(grads, state, params, **given)
         return fo.apply_updates(params, updates), state
 
-    counter = CompileCounterWithBackend("eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, backend=counter, fullgraph=True)
     every = case.params()
     params = {name: p for name, p in every.items() if name not in ("cube", "kernel")}
