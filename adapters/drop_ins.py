@@ -12,6 +12,7 @@ from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable, constructor
 from functional_optim.adapters.state.storage import KEY
 from functional_optim.core import base
+from functional_optim.core.modes import with_cpu_as_default
 from functional_optim.engine.group import how_to
 
 CAPTURABLE, UNCAPTURABLE = ["cuda", "xpu", "hpu", "xla"], ("cpu", "meta", "mps", "mtia")
@@ -178,6 +179,7 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     sparse = "lazy"
     optional = ("initial_accumulator_value",)  # torch reads it at construction only
 
+    @with_cpu_as_default  # torch's count of steps, which is read in each step
     def _construct(self, arguments: dict[str, Any]) -> None:
         super()._construct(arguments)
         if self.stored is not None or any(KEY in group for group in self.param_groups):

@@ -66,7 +66,7 @@ class SelfScaled(JointOptimizer):
 
         def evaluated() -> tuple[Any, Tensor, list[Tensor]]:
             loss = closure()
-            value = torch.tensor(number(loss, mesh), dtype=torch.float64)
+            value = torch.tensor(number(loss, mesh), dtype=torch.float64, device="cpu")
             if value.isfinite() and all(p.grad is None for p in moving):
                 raise RuntimeError(
                     f"the closure of {type(self).__name__} left no gradients; call the loss's "

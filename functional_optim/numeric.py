@@ -348,9 +348,9 @@ def stored(x: Any, device: torch.device | None = None, *, dtype: torch.dtype | N
     if isinstance(x, Tensor):
         return x.to(device=device, dtype=dtype).reshape(())
     try:
-        return torch.full((), x, dtype=dtype, device=device)
+        return torch.full((), x, dtype=dtype, device=device or "cpu")
     except RuntimeError:  # torch refuses a Python number that is too large for float32
-        return torch.full((), ctypes.c_float(x).value, dtype=dtype, device=device)
+        return torch.full((), ctypes.c_float(x).value, dtype=dtype, device=device or "cpu")
 
 
 def storing_wide(fn: Callable[..., Any], *args: Any) -> Any:

@@ -93,12 +93,12 @@ LARGER = ((40, 40), (40, 200))
 
 
 def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Warmed:
-    used = _kernels(step, tx, torch.ones(4, 4, dtype=dtype))
+    used = _kernels(step, tx, torch.ones(4, 4, dtype=dtype, device="cpu"))
     if any(x.source.axes > 1 for x in used):  # one for each number of dimensions
-        used += _kernels(step, tx, torch.ones(4, dtype=dtype))
+        used += _kernels(step, tx, torch.ones(4, dtype=dtype, device="cpu"))
     if any(x.rule.runs.batched for x in step.tx.placements):
         for shape in LARGER:
-            _kernels(step, tx, torch.ones(shape, dtype=dtype))
+            _kernels(step, tx, torch.ones(shape, dtype=dtype, device="cpu"))
     kept = [x for x in dict.fromkeys(used) if kernels.is_kept(x)]
     found = sum(x.found for x in kept)
     return Warmed(dtype, len(kept) - found, found, len({*used} - {*kept}))

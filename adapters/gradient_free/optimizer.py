@@ -19,6 +19,7 @@ from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_keys
 from functional_optim.checkpoint.errors import misfit, refuse
 from functional_optim.core import base, randomness
+from functional_optim.core.numbers import tensor_of
 from functional_optim.kernels.interrupts import held
 from functional_optim.search.shaping import worst_if_not_finite
 
@@ -85,7 +86,7 @@ class GradientFree(OptimizerBase):
         self.recipe = Recipe(method, tx, hyperparameters)
         defaults = {**self.recipe.defaults, "seed": seed}
         driver = self.recipe(defaults)
-        driver.init([torch.zeros(2)], 0)
+        driver.init([torch.zeros(2, device="cpu")], 0)
         self.kind = driver.name
         super().__init__(params, {**defaults, "method": self.kind})
 
@@ -288,7 +289,7 @@ def number(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(())
     if isinstance(loss, numbers.Real):
-        return torch.tensor(float(loss), dtype=torch.float64)
+        return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
     found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
     raise TypeError(
         f"the closure must return the loss, one real number, but it returned {found}; end it with "
@@ -299,7 +300,7 @@ def number(loss: Any) -> Tensor:
 def same(a: Any, b: Any) -> bool:
     """Whether two hyperparameters are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return a is b or bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+        return a is b or bool(torch.equal(tensor_of(a), tensor_of(b)))
     return a is b or a == b
 
 

@@ -19,6 +19,7 @@ from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.numbers import tensor_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots
 from functional_optim.engine.missing_grad import WithoutGradient
@@ -183,7 +184,7 @@ class SharedCounts:
 
     def traced_time(self) -> Any:
         """The number of this step, if values cannot be compared; None if it is the first."""
-        counts = [torch.as_tensor(numeric.float64(x)) for x in self._counts()]
+        counts = [tensor_of(numeric.float64(x)) for x in self._counts()]
         return torch.stack(counts).amax() + 1 if counts else None
 
     def _counts(self) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -69,6 +71,14 @@ def on_device(many: problems.Many, device: torch.device) -> tuple[Solve, Tensor,
     return (decay if x0.shape[1] == 3 else many.fun), x0, data
 
 
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    """Inside, the warning that a program fails, and that another way was taken, is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
 def solved(
     solve: Solve,
     make: Callable[[], problems.Many],
@@ -83,7 +93,8 @@ def solved(
     for device, compiled in ((CPU, False), *[(platform.device, x) for x in both]):
         fun, x0, data = on_device(make(), device)
         data.requires_grad_()
-        found = solve(fun, x0, (data,), batched=True, compile=compiled, **how)
+        with strict():
+            found = solve(fun, x0, (data,), batched=True, compile=compiled, **how)
         expect(found.x.device.type == device.type, f"x is on {found.x.device}.")
         (slope,) = torch.autograd.grad(found.x.sum(), data)
         ends.append((int((found.status > 0).sum()), found.x.detach().cpu(), slope.cpu()))
@@ -192,6 +203,7 @@ def timed(
         fun, x0, data = on_device(many, device)
         own: dict[str, Any] = {"batched": True, "compile": compiled, "implicit": False, **how}
         run = partial(solve, fun, x0, (data,), **own)
-        first, *taken = [platform.seconds(run) for _ in range(6 if compiled else 2)]
+        with strict():
+            first, *taken = [platform.seconds(run) for _ in range(6 if compiled else 2)]
         figures[f"{name}, ms"] = 1000 * min(taken)
         figures[f"{name}, first s"] = first

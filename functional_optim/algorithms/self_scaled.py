@@ -217,8 +217,7 @@ def _self_scaled(
 
 def wide(value: Any, grads: Tensor) -> tuple[Tensor, Tensor]:
     """A value and gradients of one problem: (1,) and (1, n), float64."""
-    f = number(value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64))
-    f = f.detach().reshape(1).to(grads.device, torch.float64)
+    f = number(value).detach().reshape(1).to(grads.device, torch.float64)
     return f, grads.detach().unsqueeze(0).to(torch.float64)
 
 

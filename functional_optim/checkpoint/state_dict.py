@@ -384,7 +384,7 @@ def _as_kept(found: Any, like: Any) -> Any:
     if not isinstance(like, Tensor):
         return found.item() if isinstance(found, Tensor) else found
     if not isinstance(found, Tensor):
-        found = torch.full(like.shape, found, dtype=like.dtype)
+        found = torch.full(like.shape, found, dtype=like.dtype, device="cpu")
     device = like.device
     if like.is_meta:  # has only shape, dtype and sharding
         mesh = getattr(like, "device_mesh", None)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from functional_optim.kernels.private import dispatch_modes as _modes
 from functional_optim.kernels.private import early_dispatch_modes as _early_modes
 from functional_optim.kernels.private import transform as _transform
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def transformed() -> bool:
@@ -34,6 +39,20 @@ def intercepted() -> bool:
 def traced() -> bool:
     """Whether values may be unknown: torch.compile is tracing, or operations are intercepted."""
     return torch.compiler.is_compiling() or intercepted()
+
+
+def with_cpu_as_default(fn: Callable[P, T]) -> Callable[P, T]:
+    """A function that runs rules on small tensors of the CPU: tensors that rules make without a
+    device are there, too."""
+
+    @wraps(fn)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.get_default_device().type == "cpu":
+            return fn(*args, **kwargs)
+        with torch.device("cpu"):
+            return fn(*args, **kwargs)
+
+    return inner
 
 
 def _casts(device: str) -> bool:

@@ -30,6 +30,13 @@ class Own(NamedTuple):
     values: Numbers
 
 
+def tensor_of(x: Any) -> Tensor:
+    """A tensor as it is; anything else as a tensor on the CPU, whatever the default device is."""
+    if isinstance(x, Tensor):
+        return x
+    return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None, device="cpu")
+
+
 def parts_of(own: Numbers) -> tuple[tuple[Any, ...], tuple[Any, ...], Numbers]:
     """The scalars of a rule as the parts of an `Own`, whether they are one or not."""
     return own if type(own) is Own else ((), (), own)

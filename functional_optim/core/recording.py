@@ -18,7 +18,8 @@ from torch import Tensor
 from functional_optim.core import base
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
-from functional_optim.core.numbers import Form, kinds_of, with_forms
+from functional_optim.core.modes import with_cpu_as_default
+from functional_optim.core.numbers import Form, kinds_of, tensor_of, with_forms
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.small import (
     axes_of,
@@ -99,6 +100,7 @@ class Body:
         """Which of them are ints, and which are bools."""
         self.key = (goal, forms, tuple(missing), tuple([key_of(x) for x in placements]))
 
+    @with_cpu_as_default
     def find(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Recorded:
         """The graph for tensors like these: it holds for all sizes of this number of dimensions.
 
@@ -340,7 +342,7 @@ class Body:
         if recorder is not None:
             inside = None
             if block:
-                inside = torch.ones(p.shape, dtype=torch.bool)
+                inside = torch.ones(p.shape, dtype=torch.bool, device="cpu")
                 recorder.note(inside, "inside")
             placements = [_watched(x, recorder, k, inside) for k, x in enumerate(placements)]
         flat: list[Any] = vector.tolist() if recorder is None else [*vector.unbind()]
@@ -384,7 +386,7 @@ def key_of(placement: Placement) -> Any:
 
 
 def _number(x: Any) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.full((), float(x), dtype=torch.float64)
+    return tensor_of(x if isinstance(x, Tensor) else float(x))
 
 
 class _Masked:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.numbers import tensor_of
+
 
 def is_sharded(x: Any) -> bool:
     """Whether it is a DTensor."""
@@ -260,7 +262,7 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
         given = [torch.as_tensor(x, dtype=torch.float64, device=here) for x in numbers]
         vector = torch.stack([x.reshape(()) for x in given])
     else:
-        vector = torch.tensor(numbers, dtype=torch.float64)
+        vector = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     for group in groups:
         sent = vector.to(_device_of(group))
         if torch.compiler.is_compiling():
@@ -319,7 +321,7 @@ def _device_of(group: Any) -> str:
 
 def mean_over(x: Any, mesh: Any) -> Any:
     """The mean of a number over all processes of a device mesh: a Python float."""
-    number = torch.as_tensor(whole(x.detach() if isinstance(x, Tensor) else x))
+    number = tensor_of(whole(x.detach()) if isinstance(x, Tensor) else x)
     total = number.to(mesh.device_type, torch.float64, copy=True).reshape(())
     for dim in range(mesh.ndim):
         torch.distributed.all_reduce(total, group=mesh.get_group(dim))

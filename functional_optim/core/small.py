@@ -67,8 +67,8 @@ def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
 def filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of small positive numbers, all different."""
     count = math.prod(shape)
-    values = torch.arange(1, 1 + count, dtype=torch.float64).mul_(0.7548776662).frac_().add_(0.1)
-    return values.reshape(shape).to(dtype)
+    values = torch.arange(1, 1 + count, dtype=torch.float64, device="cpu")
+    return values.mul_(0.7548776662).frac_().add_(0.1).reshape(shape).to(dtype)
 
 
 def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[Tensor]:

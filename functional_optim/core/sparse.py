@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
 from functional_optim.core.first_slots import init_slots
+from functional_optim.core.numbers import tensor_of
 from functional_optim.core.recording import key_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.small import filled, small_shapes
@@ -164,5 +165,5 @@ def _joins_rows(placement: Placement, p: Tensor, dims: int) -> bool:
 
 
 def _close(x: Any, y: Any) -> bool:
-    a, b = torch.as_tensor(x), torch.as_tensor(y)
+    a, b = tensor_of(x), tensor_of(y)
     return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), 1e-4, 1e-6, equal_nan=True)

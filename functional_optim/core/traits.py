@@ -13,6 +13,7 @@ from torch import Tensor
 from functional_optim.core import modes, sharding
 from functional_optim.core.calls import takes
 from functional_optim.core.first_slots import init_slots_as
+from functional_optim.core.modes import with_cpu_as_default
 from functional_optim.core.numbers import (
     Numbers,
     Own,
@@ -44,6 +45,7 @@ class _Anything(dict[str, Any]):
         return 1.0
 
 
+@with_cpu_as_default
 def _alone(
     placement: Placement, p: Tensor, numbers: Numbers | None = None
 ) -> tuple[Body, Tensor, Slots]:

@@ -175,7 +175,8 @@ class DividedTask:
                     combine=self.executor.combine,
                 )
                 found.append((members, launch))
-        memory = torch.empty(max(launch.needed for _, launch in found), dtype=torch.uint8)
+        needed = max(launch.needed for _, launch in found)
+        memory = torch.empty(needed, dtype=torch.uint8, device="cpu")
         for _, launch in found:
             launch.use(memory)
         return found
@@ -205,7 +206,7 @@ def _spec(x: Any) -> tuple[Any, int | None] | None:
 
 def _whole(x: Tensor | None) -> Any:
     """A tensor of this kind with the global shape, without values."""
-    return None if x is None else torch.empty(x.shape, dtype=x.dtype)
+    return None if x is None else torch.empty(x.shape, dtype=x.dtype, device="cpu")
 
 
 def _check(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:

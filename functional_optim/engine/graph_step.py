@@ -306,7 +306,7 @@ def _same_state(tx: base.GradientTransformation, plan: TracePlan, params: Any) -
     """Whether a transformation built with tensors instead of floats is the same."""
     try:
         like = tree.map(lambda p: torch.empty_like(p, device="meta"), params)
-        given = [torch.full((), x, dtype=torch.float64) for x in plan.numbers]
+        given = [torch.full((), x, dtype=torch.float64, device="cpu") for x in plan.numbers]
         a, b = tx.init(like), plan.build(given).init(like)
         return optree.tree_structure(a) == optree.tree_structure(b)
     except Exception:  # factories may be user code

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address, laid_out_like
-from functional_optim.core.numbers import form_of
+from functional_optim.core.modes import with_cpu_as_default
+from functional_optim.core.numbers import form_of, tensor_of
 from functional_optim.core.recording import Body, OddLayout
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars
@@ -98,6 +99,7 @@ class Served:
 
         self.compare(run, shapes, torch.device("cpu"))
 
+    @with_cpu_as_default
     def compare(
         self, run: Callable[..., Sequence[Any]], shapes: Sequence[Any], device: torch.device
     ) -> None:
@@ -132,7 +134,7 @@ class Served:
                     kernels.compare(x.cpu(), y.to(x.dtype), old[i] if steps else None, bits=bits)
         for k, x in enumerate(totals):
             y = torch.stack([found[k].double() for _, found in made]).sum()
-            kernels.compare(torch.as_tensor(x).cpu().float(), y.float())
+            kernels.compare(tensor_of(x).cpu().float(), y.float())
 
 
 _tried: dict[Any, bool] = {}

@@ -16,6 +16,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
+from functional_optim.core.numbers import tensor_of
 from functional_optim.core.ownership import Partition, Partitions, slot_parts_of
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars
@@ -128,7 +129,7 @@ def over_mesh(x: Any, spec: Any) -> Any:
 
     mesh, placed = spec.device_mesh, spec.placements
     placements = [Replicate() if where.is_replicate() else Partial() for where in placed]
-    number = torch.as_tensor(x, dtype=torch.float64)
+    number = tensor_of(x).to(torch.float64)
     return DTensor.from_local(number.to(mesh.device_type), mesh, placements, run_check=False)
 
 

@@ -16,6 +16,7 @@ from functional_optim import tree
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
 from functional_optim.core.factory import Reconstructible
+from functional_optim.core.numbers import tensor_of
 
 
 class EstimatorState(NamedTuple):
@@ -266,7 +267,7 @@ def finite(x: Tensor) -> Tensor:
 
 def number(name: str, value: Any) -> Tensor:
     """The return value of a loss function, 0-dim."""
-    x = torch.as_tensor(value)
+    x = tensor_of(value)
     if x.numel() != 1 or x.is_complex():
         raise ValueError(
             f"{name} needs a loss function that returns one real number, but got a tensor of "

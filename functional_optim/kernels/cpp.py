@@ -154,7 +154,7 @@ class Cpp:
             return f"({VALUE[dtype]}){int(x)}LL"
         value, kind = float(x), VALUE[dtype]
         if dtype is not torch.float64 and math.isfinite(value):
-            value = float(torch.tensor(value, dtype=dtype))
+            value = float(torch.tensor(value, dtype=dtype, device="cpu"))
         if value != value:
             return f'({kind})__builtin_nan("")'
         if math.isinf(value):

@@ -5,7 +5,6 @@ The text of the program is that of `lanes`, where a vector is now a number.
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -99,7 +98,7 @@ def on_device(
         return None
 
     def call(addresses: Sequence[int], count: int, most: int, begins: bool) -> None:
-        table = torch.tensor(array.array("q", addresses), dtype=torch.int64).to(device)
+        table = torch.tensor(addresses, dtype=torch.int64, device=device)
         launch(count, (table.data_ptr(), count, most, int(begins)))
 
     return call

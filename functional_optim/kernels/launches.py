@@ -91,7 +91,7 @@ class Launch:
         together = max([rows[i][1] for i in order[:large]], default=0)
         own = max([row[2] for row in rows])
         needed = own * threads + max(alone * threads, together) + ALIGNED
-        self.scratch = torch.empty(needed, dtype=torch.uint8)
+        self.scratch = torch.empty(needed, dtype=torch.uint8, device="cpu")
         self.order = array.array("q", order)
         self.call[0], self.call[1] = self.table.buffer_info()[0], large
         self.call[11] = self.order.buffer_info()[0]

@@ -186,7 +186,7 @@ def _rounded(x: Any, node: Node) -> Any:
         return x
     wide = max(floating, key=lambda dtype: dtype.itemsize)
     read = number_dtype(node.op, wide)
-    return x if read == opmath(wide) else torch.tensor(x, dtype=read).item()
+    return x if read == opmath(wide) else torch.tensor(x, dtype=read, device="cpu").item()
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:

@@ -99,7 +99,8 @@ class Recorder(BASE):
 
     def whole(self, x: Tensor, kind: type) -> Tensor:
         """A number of the step that is an int or a bool."""
-        found = torch.ones((), dtype=torch.bool if kind is bool else torch.int64)
+        dtype = torch.bool if kind is bool else torch.int64
+        found = torch.ones((), dtype=dtype, device="cpu")
         self.note(found, ops.CAST, (self.given(x),), {"dtype": found.dtype}, host=True)
         return found
 
@@ -190,7 +191,8 @@ class Recorder(BASE):
         if op == "arange.start":
             plain = given[0] == 0
         else:
-            plain = out.numel() > 0 and torch.equal(out, torch.arange(len(out)).to(out.dtype))
+            counted = torch.arange(len(out), device=out.device).to(out.dtype)
+            plain = len(counted) > 0 and torch.equal(out, counted)
         wide = ops.opmath(out.dtype)
         if plain and wide != out.dtype:
             exact = self.note(out.to(wide), "iota")
@@ -393,7 +395,7 @@ def _recorded(
         x._functional_optim_recorder = recorder  # pyright: ignore[reportAttributeAccessIssue]
         recorder.graph.inputs.append(recorder.note(x, "input", (i,)))
     recorder.given_storages = set(map(memory_of, mine))
-    vector = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64)[:count]
+    vector = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64, device="cpu")[:count]
     recorder.note(vector, "vector")
     with torch.no_grad(), recorder:
         new, found = body(recorder, mine, vector)

@@ -144,8 +144,11 @@ class TritonKernel:
         return run
 
 
-def trial_shapes(source: TritonSource, dims: int) -> list[tuple[int, ...]]:
-    """Shapes of so many dimensions of which several programs have a part each."""
+def trial_shapes(source: TritonSource, p: Tensor) -> list[tuple[int, ...]]:
+    """Shapes of parameters of which several programs have a part each. p: one like them."""
+    dims = p.dim()
+    if p.is_complex() and not dims:
+        return [()]
     if source.graph.block or dims < 2:
         return [(source.chunk + source.configs()[0].block + 41,), (5,)]
     between = [3] * (dims - 2)

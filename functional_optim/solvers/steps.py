@@ -107,12 +107,13 @@ def system_at(kind: str, fn: Any, flat: Ravel, x: Tensor) -> tuple[System, Tenso
         r, columns = r.to(wide), J.mT.to(wide)
         g = columns @ r
         return System(r, g, columns=columns), (columns * columns).sum(-1)
-    parts, gram, g = [], torch.zeros((), dtype=wide, device=x.device), 0
+    parts: list[Tensor] = []
+    gram = g = torch.zeros((), dtype=wide, device=x.device)
     for r, J in residuals.blocks(fn, flat, x):
         r, J = r.to(wide), J.to(wide)
         parts.append(r)
         gram, g = gram + J.mT @ J, g + r @ J
-    return System(torch.cat(parts), torch.as_tensor(g), gram=gram), gram.diagonal()
+    return System(torch.cat(parts), g, gram=gram), gram.diagonal()
 
 
 class Tried(NamedTuple):

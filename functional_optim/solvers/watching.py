@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core.calls import takes
+from functional_optim.core.numbers import tensor_of
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.slots import RUNNING, STOPPED
 
@@ -132,7 +133,7 @@ class Watch:
         except StopIteration:
             answer = True
         try:
-            stops = torch.as_tensor(False if answer is None else answer)
+            stops = tensor_of(False if answer is None else answer)
         except (TypeError, ValueError, RuntimeError):
             stops = self.f
         if stops.dtype != torch.bool or stops.shape not in ((), self.nit.shape):

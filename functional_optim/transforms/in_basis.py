@@ -256,7 +256,7 @@ def _fits(placement: Placement) -> bool:
     placed = placement.where or placement.gate or placement.lookback is not None
     if len(rule.updates) > 1 or uses or kind or placed:
         return False
-    return is_elementwise(placement, torch.empty((2, 2)))
+    return is_elementwise(placement, torch.empty((2, 2), device="cpu"))
 
 
 def _once(names: list[str], what: str) -> list[str]:

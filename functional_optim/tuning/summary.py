@@ -402,7 +402,7 @@ def _parts_of(tx: Any) -> tuple[base.GradientTransformation, ...]:
 
 def _moves_no_more(tx: base.GradientTransformation) -> bool:
     """Whether a step reads each tensor once."""
-    like = torch.empty((2, 2))
+    like = torch.empty((2, 2), device="cpu")
     return all(isinstance(part, Leafwise) for part in _parts_of(tx)) and all(
         x.rule.reduce is None and is_elementwise(x, like) for x in tx.placements
     )

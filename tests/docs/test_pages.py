@@ -226,6 +226,7 @@ def test_the_page_says_which_gpu_was_used_and_when():
     run = {cells[0]: cells[-1] for cells in rows(COLUMNS)}
     assert [name for name, text in run.items() if text.startswith("yes")] == ["CPU", "CUDA"]
     assert "an H100, 2026-" in run["CUDA"]
+    assert "an H200, 2026-" in run["CUDA"]
     assert "NVIDIA H100 80GB HBM3, driver" in DEVICES
 
 

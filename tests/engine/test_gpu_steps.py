@@ -117,6 +117,29 @@ def same(run: Callable[[str], Any], ulps: float = 0.0) -> None:
     alike(run(fake.DEVICE), here, ulps)
 
 
+@pytest.mark.parametrize("make", [adapters.AdamW, MAKE["composed"], MAKE["lamb"]])
+def test_complex_tensors_have_kernels(gpu, make):
+    def steps(device):
+        torch.manual_seed(0)
+        params = [torch.randn(x, dtype=torch.complex64).to(device) for x in [(5,), (3, 4), ()]]
+        opt = make([p.requires_grad_() for p in params])
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape, dtype=p.dtype).to(device)
+            opt.step()
+        return state_of(opt, params)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = steps(fake.DEVICE)
+    assert gpu.launches
+    alike(
+        [torch.view_as_real(x) if x.is_complex() else x for x in found],
+        [torch.view_as_real(x) if x.is_complex() else x for x in steps("cpu")],
+        64,
+    )
+
+
 def quiet(device: str, *, later: object = True) -> Any:
     """Inside, nothing may wait for the device, but in a first step."""
     return fake.raising() if later and device != "cpu" else nullcontext()

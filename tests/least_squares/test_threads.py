@@ -97,6 +97,16 @@ def test_each_problem_is_solved_by_a_thread_as_the_cpu_solves_it(driver, name):
     torch.testing.assert_close(found.x.cpu(), expected.x, rtol=near, atol=near)
 
 
+def test_a_search_may_end_at_its_start(driver):
+    """Then the trial of its program has no step to compare."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit(fake.DEVICE, compile=True, max_nfev=1)
+    assert ("threads", COUNT) in driver.launches
+    assert found.status.tolist() == [0] * COUNT
+    assert found.nfev.tolist() == [1] * COUNT
+
+
 def test_a_callback_sees_the_problems_after_each_step(driver):
     seen = []
     fit(fake.DEVICE, compile=True, callback=lambda r: seen.append(r.x.cpu()))

@@ -13,6 +13,16 @@ what a rule makes behind the end of a tensor counts for its last block
 - self.codec.encode(torch.where(self.inside, x, 0.0), key)
 + self.codec.encode(x, key)
 ? combinators/test_stored.py -k of_the_last_block
+a rule is recorded at the default device
+-     @with_cpu_as_default
+-     def find(self, g
++     def find(self, g
+? core/test_default_device.py
+= functional_optim/numeric.py
+a count of steps is at the default device
+- return torch.full((), x, dtype=dtype, device=device or "cpu")
++ return torch.full((), x, dtype=dtype, device=device)
+? core/test_default_device.py
 = functional_optim/kernels/keys.py
 methods of two objects are one rule
 - for x in (fn.__func__, fn.__self__)])
