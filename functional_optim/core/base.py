@@ -177,6 +177,7 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 
     Raises:
         ValueError: if the two structures differ.
+        TypeError: for a transformation as one of them.
 
     Example::
 
@@ -184,6 +185,8 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
         >>> fo.apply_updates({"w": torch.ones(2)}, {"w": torch.tensor([0.5, -1.0])})
         {'w': tensor([1.5000, 0.0000])}
     """
+    _check_tree(params)
+    _check_tree(updates)
     tree.check_same(params, updates, "params", "updates", "pass the updates computed for these")
     return tree.map(_updated, params, updates)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from functional_optim import tree
+from functional_optim.core import base
 from functional_optim.core.calls import takes
 from functional_optim.kernels.callers import warn_once
 
@@ -171,8 +172,18 @@ def _checked(predicate: Any, what: str) -> Any:
     return predicate
 
 
+def _no_transformation(what: str, given: Any, example: str) -> None:
+    """Raise TypeError for a transformation, which is a NamedTuple, as a tree of answers."""
+    if isinstance(given, base.GradientTransformation):
+        raise TypeError(
+            f"{what} must not be a transformation, but got a {type(given).__name__}; pass e.g. "
+            f"{example}."
+        )
+
+
 def masked_by(mask: Mask) -> Choice:
     """The leaves that a mask selects."""
+    _no_transformation("a mask", mask, "'*.weight'")
     if mask is None:
         raise TypeError("a mask must not be None; pass '*' to select all leaves.")
     if isinstance(mask, (int, float)) and not isinstance(mask, bool):
@@ -189,6 +200,7 @@ def masked_by(mask: Mask) -> Choice:
 
 def labelled_by(labels: Labels, known: Iterable[str]) -> Answers:
     """A label for each leaf."""
+    _no_transformation("labels", labels, "{'*.bias': 'plain', '*': 'decay'}")
     if labels is None:
         raise TypeError(
             "labels must not be None; pass a dict from path patterns to labels, such as {'*.bias': "

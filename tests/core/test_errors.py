@@ -396,3 +396,17 @@ def test_full_weights_takes_the_object_not_its_state():
     opt.step()
     with pytest.raises(TypeError, match=r"full_weights\(params, optimizer\)"):
         fo.full_weights({"w": w}, opt.state)
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("expected a tree of parameters", lambda tx: fo.apply_updates(tx, torch.ones(2))),
+        ("expected a tree of parameters", lambda tx: fo.apply_updates(torch.ones(2), tx)),
+        ("labels must not be", lambda tx: fo.partition({"a": fo.sgd()}, tx)),
+        ("a mask must not be", lambda tx: fo.stored(fo.adam(), "int8", where=tx)),
+    ],
+)
+def test_a_transformation_is_no_tree(words, call):
+    with pytest.raises(TypeError, match=f"{words}.* but got a Leafwise"):
+        call(fo.sgd())
