@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +14,7 @@ import functional_optim as fo
 from functional_optim import adapters
 from gpu_check.platform import Platform
 from gpu_check.results import Check, Figures, expect
+from gpu_check.training import strict
 
 CPU = torch.device("cpu")
 COUNT = 200
@@ -69,14 +68,6 @@ def on_device(many: problems.Many, device: torch.device) -> tuple[Solve, Tensor,
         return p[0] * torch.exp(-p[1] * times) + p[2] - y
 
     return (decay if x0.shape[1] == 3 else many.fun), x0, data
-
-
-@contextlib.contextmanager
-def strict() -> Iterator[None]:
-    """Inside, the warning that a program fails, and that another way was taken, is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def solved(

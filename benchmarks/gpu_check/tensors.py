@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim import adapters
 from gpu_check.platform import NotHere, Platform
 from gpu_check.results import Check, Figures, expect
-from gpu_check.training import check_close, executors_of, parameters
+from gpu_check.training import check_close, executors_of, parameters, strict
 
 CPU = torch.device("cpu")
 SHAPES = [(97, 130), (67,), ()]
@@ -42,6 +42,8 @@ def checks(quick: bool) -> list[Check]:
     ]
     return [
         *odd,
+        Check("tensors/complex", pairs_of_numbers),
+        Check("tensors/default-device", at_the_default),
         Check("tensors/huge", huge),
         *[Check(f"checkpoint/{name}", partial(carried, name)) for name in ("to-cpu", "from-cpu")],
     ]
@@ -72,6 +74,38 @@ def like_torch(
     figures["executors"] = executors_of(ours.__dict__.get("_plan"))
     for i, (x, y) in enumerate(zip(there, here, strict=True)):
         check_close(x, y, f"parameter {i}")
+
+
+def stepped(cls: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Parameters on a device, the same for all devices, after three steps by kernels."""
+    params: list[Tensor] = []
+    for p in parameters(SHAPES, CPU, dtype):
+        assert p.grad is not None
+        params.append(torch.nn.Parameter(p.detach().to(device)))
+        params[-1].grad = p.grad.to(device)
+    opt = cls(params, lr=0.01)
+    with strict():
+        for _ in range(3):
+            opt.step()
+    return [torch.view_as_real(p) if p.is_complex() else p for p in params]
+
+
+def pairs_of_numbers(platform: Platform, figures: Figures) -> None:
+    """Complex tensors are stepped by kernels, as on the CPU."""
+    for cls in (adapters.AdamW, adapters.LAMB):
+        pairs = [stepped(cls, x, torch.complex64) for x in (platform.device, CPU)]
+        for i, (x, y) in enumerate(zip(*pairs, strict=True)):
+            check_close(x, y, f"parameter {i}")
+
+
+def at_the_default(platform: Platform, figures: Figures) -> None:
+    """With the device as torch's default, parameters on both devices are stepped as without."""
+    for cls in (adapters.Adafactor, adapters.AdaBelief):
+        for device in (platform.device, CPU):
+            with torch.device(platform.device):
+                found = stepped(cls, device)
+            for i, (x, y) in enumerate(zip(found, stepped(cls, CPU), strict=True)):
+                check_close(x, y, f"parameter {i}")
 
 
 def carried(way: str, platform: Platform, figures: Figures) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,12 +52,22 @@ def moved(given: Tree, device: torch.device, dtype: torch.dtype | None = None) -
     return {name: x.to(device, dtype, copy=True) for name, x in given.items()}
 
 
-def parameters(shapes: Sequence[tuple[int, ...]], device: torch.device) -> list[Tensor]:
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    """Inside, the warning that a program fails, and that another way was taken, is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def parameters(
+    shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """Parameters with gradients on a device, the same at every call."""
     torch.manual_seed(0)
     params: list[Tensor] = []
     for shape in shapes:
-        p = torch.nn.Parameter(torch.empty(shape, device=device).normal_(std=0.02))
+        p = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device).normal_(std=0.02))
         p.grad = torch.empty_like(p).normal_(std=0.01)
         params.append(p)
     return params
