@@ -22,6 +22,7 @@ from functional_optim.adapters.joint import (
 from functional_optim.adapters.lbfgs import check_undivided, number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
 from functional_optim.core import base, sharding
+from functional_optim.core.numbers import tensor_of
 from functional_optim.kernels.interrupts import held
 
 
@@ -66,7 +67,7 @@ class SelfScaled(JointOptimizer):
 
         def evaluated() -> tuple[Any, Tensor, list[Tensor]]:
             loss = closure()
-            value = torch.tensor(number(loss, mesh), dtype=torch.float64, device="cpu")
+            value = tensor_of(number(loss, mesh))
             if value.isfinite() and all(p.grad is None for p in moving):
                 raise RuntimeError(
                     f"the closure of {type(self).__name__} left no gradients; call the loss's "

@@ -289,7 +289,7 @@ def number(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(())
     if isinstance(loss, numbers.Real):
-        return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
+        return tensor_of(float(loss))
     found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
     raise TypeError(
         f"the closure must return the loss, one real number, but it returned {found}; end it with "

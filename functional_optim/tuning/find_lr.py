@@ -172,8 +172,9 @@ def _spaced(low: float, high: float, count: int) -> list[float]:
             f"find_lr needs numbers with 0 < low < high, but got low={low!r} and high={high!r}; "
             "for other values pass values=[...]."
         )
-    least, gap = math.log10(low), math.log10(high) - math.log10(low)
-    return [float(f"{10 ** (least + gap * k / (count - 1)):.4g}") for k in range(count)]
+    ends = math.log10(low), math.log10(high)
+    exponents = torch.linspace(*ends, count, dtype=torch.float64, device="cpu")
+    return [float(f"{10**x:.4g}") for x in exponents.tolist()]
 
 
 def _numbers(values: Any) -> list[float]:

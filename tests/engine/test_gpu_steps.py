@@ -117,6 +117,18 @@ def same(run: Callable[[str], Any], ulps: float = 0.0) -> None:
     alike(run(fake.DEVICE), here, ulps)
 
 
+def quiet(device: str, *, later: object = True) -> Any:
+    """Inside, nothing may wait for the device, but in a first step."""
+    return fake.raising() if later and device != "cpu" else nullcontext()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", MAKE)
+def test_steps_are_those_of_the_cpu(gpu, name, dtype):
+    # sums are added up in another order, and torch's own root on the CPU may be an ulp off
+    same(lambda device: train(MAKE[name], device, dtype), ulps=16)
+
+
 @pytest.mark.parametrize("make", [adapters.AdamW, MAKE["composed"], MAKE["lamb"]])
 def test_complex_tensors_have_kernels(gpu, make):
     def steps(device):
@@ -138,18 +150,6 @@ def test_complex_tensors_have_kernels(gpu, make):
         [torch.view_as_real(x) if x.is_complex() else x for x in steps("cpu")],
         64,
     )
-
-
-def quiet(device: str, *, later: object = True) -> Any:
-    """Inside, nothing may wait for the device, but in a first step."""
-    return fake.raising() if later and device != "cpu" else nullcontext()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", MAKE)
-def test_steps_are_those_of_the_cpu(gpu, name, dtype):
-    # sums are added up in another order, and torch's own root on the CPU may be an ulp off
-    same(lambda device: train(MAKE[name], device, dtype), ulps=16)
 
 
 @pytest.mark.parametrize("name", MAKE)
