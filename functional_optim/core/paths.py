@@ -214,11 +214,6 @@ def some_of(paths: Sequence[str], most: int = 4) -> str:
     return ", ".join(map(repr, paths[:most])) + (", …" if len(paths) > most else "")
 
 
-def exclusive(a: tuple[Choice, ...], b: tuple[Choice, ...]) -> bool:
-    """Whether two choices are disjoint for all trees."""
-    return any(x.answers is y.answers and x.answer != y.answer for x in a for y in b)
-
-
 def chosen(choices: tuple[Choice, ...], path: str, leaf: Any) -> bool:
     """Whether all of these choices select a leaf."""
     return all(answers(path, leaf) == answer for answers, answer in choices)

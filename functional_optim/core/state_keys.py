@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functional_optim.core.paths import exclusive
 from functional_optim.core.rule import Placement
+from functional_optim.kernels.private import constant_while_traced
 
 
 class Layout(NamedTuple):
@@ -39,10 +39,39 @@ class Layout(NamedTuple):
         )
 
 
-_layouts: dict[Any, Layout] = {}
+class Part(NamedTuple):
+    """What of a rule the names in a state depend on, in strings and numbers.
+
+    slots, carry: its fields. hyper: names, with the length of a tuple, or -1. after: as in `Runs`.
+    master: whether it stores bits of the parameters. where: its labels, each with the index of the
+    partition or mask and of the label there; None for one that is True.
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    carry: tuple[str, ...]
+    hyper: tuple[tuple[str, int], ...]
+    after: str | None
+    master: bool
+    where: tuple[tuple[int, int, str | None], ...]
+
+    @property
+    def full_name(self) -> str:
+        """Its name, after the labels of the leaves that it acts on."""
+        labels = [label for *_, label in self.where if label is not None]
+        return ".".join([*labels, self.name] if self.name else labels)
+
+    def apart_from(self, other: Part) -> bool:
+        """Whether no leaf of any tree has both."""
+        return any(k == n and i != j for k, i, _ in self.where for n, j, _ in other.where)
 
 
-def lay_out(placements: tuple[Placement, ...]) -> Layout:
+Chain = tuple[Part, ...]
+
+_layouts: dict[Chain, Layout | str] = {}
+
+
+def lay_out(placements: Sequence[Placement]) -> Layout:
     """Choose the keys: the field's name, or `rule.field` if two rules share one.
 
     Rules without a common leaf may share names of slots, not of scalars. Computed once for each
@@ -53,80 +82,94 @@ def lay_out(placements: tuple[Placement, ...]) -> Layout:
             read the new parameters follows one that does, or a learning rate follows a rule that
             changes the step, or another learning rate.
     """
-    if torch.compiler.is_compiling():
-        return _lay_out(placements)
-    numbered: dict[int, int] = {}
-    kind = tuple([_kind(placement, numbered) for placement in placements])
-    layout = _layouts.get(kind)
-    if layout is None:
-        layout = _layouts[kind] = _lay_out(placements)
-    return layout
+    found = known_layout(parts_of(placements))
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
 
 
-def _kind(placement: Placement, numbered: dict[int, int]) -> Any:
-    """The part of a placement that names depend on. numbered: the partitions and masks so far."""
-    where: Any = ()
-    rule = placement.rule
-    if placement.where:
-        numbers = [numbered.setdefault(id(own), len(numbered)) for own, _ in placement.where]
-        pairs = zip(numbers, placement.where, strict=True)
-        where = tuple([(k, answer) for k, (_, answer) in pairs])
-    hyper = tuple([(name, len(x) if type(x) is tuple else -1) for name, x in rule.hyper])
-    master = rule.storage.weight_codec is not None
-    return (placement.name, rule.keys, type(rule.carry), rule.runs.after, master, hyper, where)
+def parts_of(placements: Sequence[Placement]) -> Chain:
+    """What the names of these rules depend on."""
+    seen: list[Any] = []  # the partitions and masks so far
+    found: list[Part] = []
+    for name, where, rule in [(x.name, x.where, x.rule) for x in placements]:
+        labels: list[tuple[int, int, str | None]] = []
+        for answers, answer in where:
+            if not any(answers is x for x in seen):
+                seen.append(answers)
+            k = [answers is x for x in seen].index(True)
+            labels.append((k, answers.known.index(answer), None if answer is True else str(answer)))
+        carry = () if rule.carry is None else rule.carry._fields
+        hyper = tuple([(key, len(x) if type(x) is tuple else -1) for key, x in rule.hyper])
+        master = rule.storage.weight_codec is not None
+        found.append(Part(name, rule.keys, carry, hyper, rule.runs.after, master, tuple(labels)))
+    return tuple(found)
+
+
+@constant_while_traced
+def known_layout(chain: Chain) -> Layout | str:
+    """The layout of a chain, or why it has none."""
+    found = None if torch.compiler.is_dynamo_compiling() else _layouts.get(chain)
+    if found is None:
+        try:
+            found = _lay_out(chain)
+        except ValueError as error:
+            found = str(error)
+        if not torch.compiler.is_dynamo_compiling():  # a torch that traces this function, too
+            _layouts[chain] = found
+    return found
 
 
 def _once(keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([key for own in keys for key in own]))
 
 
-def _lay_out(placements: tuple[Placement, ...]) -> Layout:
-    for i, first in enumerate(placements):
-        for second in placements[i + 1 :] if first.rule.runs.after == "step" else ():
-            if not (second.rule.runs.after == "step" or exclusive(first.where, second.where)):
+def _lay_out(chain: Chain) -> Layout:
+    for i, first in enumerate(chain):
+        for second in chain[i + 1 :] if first.after == "step" else ():
+            if not (second.after == "step" or first.apart_from(second)):
                 raise ValueError(
                     f"{second.name or 'a rule'} stands after {first.name}, which reads the "
                     f"parameters after the update; put {first.name} last in the chain."
                 )
-    _check_order(placements)
-    _check_masters(placements)
-    check_rates(placements)
-    slots = [x.rule.keys for x in placements]
-    carry = [() if x.rule.carry is None else x.rule.carry._fields for x in placements]
-    hyper = [tuple([name for name, _ in x.rule.each_hyper()]) for x in placements]
-    names = _keys(placements, slots, carry, apart=True)
+    _check_order(chain)
+    _check_masters(chain)
+    check_rates(chain)
+    slots, carry = [x.slots for x in chain], [x.carry for x in chain]
+    hyper = [tuple([key for name, n in x.hyper for key in _each(name, n)]) for x in chain]
+    names = _keys(chain, slots, carry, apart=True)
     return Layout(
         names,
-        _keys(placements, carry, slots, apart=False),
-        _keys(placements, hyper, None, apart=None),
-        indices_by_name(placements),
+        _keys(chain, carry, slots, apart=False),
+        _keys(chain, hyper, [], apart=None),
+        indices_by_name(chain),
         _once(names),
-        routed=any(placement.where for placement in placements),
+        routed=any(part.where for part in chain),
     )
 
 
-def indices_by_name(placements: Sequence[Placement]) -> tuple[int, ...]:
+def indices_by_name(rules: Sequence[Part | Placement]) -> tuple[int, ...]:
     """For each rule its index among the rules of its name."""
-    names = [placement.name for placement in placements]
+    names = [x.name for x in rules]
     return tuple([names[:i].count(name) for i, name in enumerate(names)])
 
 
-def _check_masters(placements: tuple[Placement, ...]) -> None:
+def _check_masters(chain: Chain) -> None:
     """Raise ValueError if two rules store bits of one parameter."""
-    known = [x for x in placements if x.rule.storage.weight_codec is not None]
+    known = [part for part in chain if part.master]
     for i, first in enumerate(known):
-        if not all(exclusive(first.where, second.where) for second in known[i + 1 :]):
+        if not all(first.apart_from(second) for second in known[i + 1 :]):
             raise ValueError(
                 "this chain has two master_weights, and a parameter can only be divided once; put "
                 "one around the whole chain."
             )
 
 
-def _check_order(placements: tuple[Placement, ...]) -> None:
+def _check_order(chain: Chain) -> None:
     """Raise ValueError if a learning rate multiplies a step that another rule has changed."""
-    for i, first in enumerate(placements):
-        for second in placements[i + 1 :] if first.rule.runs.after == "lr" else ():
-            scales = any(name == "lr" for name, _ in second.rule.hyper)
+    for i, first in enumerate(chain):
+        for second in chain[i + 1 :] if first.after == "lr" else ():
+            scales = any(name == "lr" for name, _ in second.hyper)
             if scales and set(second.where) <= set(first.where):
                 raise ValueError(
                     f"{second.name} stands after {first.name}, which works on the step that is "
@@ -134,16 +177,15 @@ def _check_order(placements: tuple[Placement, ...]) -> None:
                 )
 
 
-def check_rates(placements: Sequence[Placement]) -> None:
+def check_rates(chain: Chain) -> None:
     """Raise ValueError if two `scale_by_lr` act on one leaf.
 
     Each multiplies by −lr, so the step would ascend. Rules with other names, from `named_chain`,
     are allowed.
     """
-    rates = [placement for placement in placements if placement.name == "scale_by_lr"]
-    for i, first in enumerate(rates):
-        for second in rates[i + 1 :]:
-            a, b = set(first.where), set(second.where)
+    rates = [set(part.where) for part in chain if part.name == "scale_by_lr"]
+    for i, a in enumerate(rates):
+        for b in rates[i + 1 :]:
             if a <= b or b <= a:
                 raise ValueError(
                     "this chain multiplies the same updates by two learning rates, each with a "
@@ -153,10 +195,15 @@ def check_rates(placements: Sequence[Placement]) -> None:
                 )
 
 
+def _each(name: str, length: int) -> list[str]:
+    """The names of the numbers of a hyperparameter."""
+    return [name] if length < 0 else [f"{name}.{i}" for i in range(length)]
+
+
 def _keys(
-    placements: tuple[Placement, ...],
-    fields: list[Any],
-    others: list[Any] | None,
+    chain: Chain,
+    fields: Sequence[tuple[str, ...]],
+    others: Sequence[tuple[str, ...]],
     *,
     apart: bool | None,
 ) -> tuple[tuple[str, ...], ...]:
@@ -171,27 +218,27 @@ def _keys(
     def slot(field: str) -> str:
         return field if apart is None else field.partition(".")[0]
 
-    names = [
-        {slot(field) for field in (*mine, *(others[j] if others else ()))}
-        for j, mine in enumerate(fields)
-    ]
+    owners: dict[str, list[int]] = {}
+    for kind in (fields, others):
+        for i, mine in enumerate(kind):
+            for field in mine:
+                owners.setdefault(slot(field), []).append(i)
+    full = [part.full_name for part in chain]
 
     def key(i: int, field: str) -> str:
+        own = full[i]
         rivals = [
-            other
-            for j, other in enumerate(placements)
-            if j != i
-            and slot(field) in names[j]
-            and not (apart and exclusive(placements[i].where, other.where))
+            full[j]
+            for j in owners[slot(field)]
+            if j != i and not (apart and chain[i].apart_from(chain[j]))
         ]
-        own = _full_name(placements[i])
-        labelled = apart is None and own != placements[i].name
+        labelled = apart is None and own != chain[i].name
         if not rivals and field != "step" and not labelled:
             return field
         if apart is None:
-            alike = [x for x in placements[:i] if _full_name(x) == own]
-            return f"{own}.{field}" if not alike else f"{own}.{len(alike)}.{field}"
-        if not own or own in map(_full_name, rivals):
+            alike = full[:i].count(own)
+            return f"{own}.{alike}.{field}" if alike else f"{own}.{field}"
+        if not own or own in rivals:
             raise ValueError(
                 f"two rules of this chain have a slot called {field!r} and no names; name them "
                 "with named_chain, e.g. named_chain(('fast', ...), ('slow', ...))."
@@ -199,9 +246,3 @@ def _keys(
         return f"{own}.{field}"
 
     return tuple([tuple([key(i, field) for field in mine]) for i, mine in enumerate(fields)])
-
-
-def _full_name(placement: Placement) -> str:
-    """A rule's name, after the labels of the leaves that it acts on."""
-    labels = [str(choice.answer) for choice in placement.where if choice.answer is not True]
-    return ".".join([*labels, placement.name] if placement.name else labels)

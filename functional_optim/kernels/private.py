@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 NAMES = (
     "torch._C._len_torch_dispatch_stack",
@@ -85,6 +87,16 @@ eagerly. Assign that method after the class statement: torch wraps one that is d
 that the first operation imports torch._dynamo, in a second."""
 
 
+def constant_while_traced(fn: F) -> F:
+    """A function of constants that is called while others are traced, and not traced itself.
+
+    As torch.compiler.assume_constant_result, without its import of the compiler.
+    """
+    vars(fn)[NAMES[9]] = True
+    return fn
+
+
+@constant_while_traced
 def keep_numbers_open() -> None:
     """While a function is traced: say that its 0-dim float64 inputs on the CPU stay tensors.
 
@@ -110,11 +122,6 @@ def keep_numbers_open() -> None:
         of_tensor = any(type(source).__name__ == "CallMethodItemSource" for source in sources)
         if of_tensor and str(symbol).startswith("zf"):  # the symbol of a float
             specialize(str(symbol))
-
-
-# what torch.compiler.assume_constant_result does, without its import of the compiler: the function
-# is called while others are traced, and is not traced itself
-vars(keep_numbers_open)[NAMES[9]] = True
 
 
 def of_compiler(error: BaseException) -> bool:

@@ -38,8 +38,10 @@ def steps(missing):
         from functional_optim.kernels import private
         builtins.__import__ = refused
     elif missing == "_dynamo_marked_constant":
-        from functional_optim.kernels import private
-        del vars(private.keep_numbers_open)[missing]
+        from functional_optim.core.state_keys import known_layout
+        from functional_optim.kernels.private import keep_numbers_open
+        for fn in (keep_numbers_open, known_layout):
+            del vars(fn)[missing]
     elif missing:
         without(missing)
     import functional_optim as fo
