@@ -27,7 +27,7 @@ from functional_optim.core.storage import (
     stored_slots,
 )
 from functional_optim.kernels import ops
-from functional_optim.kernels.private import DispatchMode
+from functional_optim.kernels.private import DispatchMode, ModeBase
 
 if TYPE_CHECKING:
     from functional_optim.core.rule import Rule
@@ -35,14 +35,12 @@ if TYPE_CHECKING:
 LARGE = 1 << 16
 """Number of elements from which a slot of one number is packed without allocating it."""
 
-BASE: Any = DispatchMode or object
-
 
 class _Spoiled(Exception):
     """Raised if a rule writes into a tensor that it has filled with one number."""
 
 
-class _Expanding(BASE):
+class _Expanding(ModeBase):
     """While it is active, large tensors of one number are expanded from the memory of one
     element."""
 

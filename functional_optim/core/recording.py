@@ -22,7 +22,6 @@ from functional_optim.core.modes import with_cpu_as_default
 from functional_optim.core.numbers import Form, kinds_of, tensor_of, with_forms
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.small import (
-    axes_of,
     check_shapes,
     filled,
     sizes_of,
@@ -284,8 +283,7 @@ class Body:
         return self._laid_out(self.tensors(g, p, slots, shape), sizes, 0)
 
     def _laid_out(self, seen: list[Tensor], sizes: Sequence[int], block: int) -> Graph:
-        found = self._run(seen, keep=True, block=block)
-        return graphs.laid_out(found, [axes_of(x.shape, sizes) for x in seen], sizes)
+        return graphs.laid_out(self._run(seen, keep=True, block=block), sizes)
 
     def constants(
         self, graph: Graph, g: Tensor, p: Tensor, slots: Sequence[Slots], shape: tuple[int, ...]
@@ -410,7 +408,7 @@ def _watched(
     rule = placement.rule
 
     def watched(function: Any) -> Any:
-        return None if function is None else asked.Inside(recorder, k, function)
+        return None if function is None else asked.inside(recorder, k, function)
 
     if inside is not None:
         codecs = rule.storage.codecs.items()

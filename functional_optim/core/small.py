@@ -17,7 +17,7 @@ from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, stored_slots
 from functional_optim.kernels import record
-from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.graph import Graph, axes_of
 from functional_optim.kernels.node import Unsuitable
 
 
@@ -123,19 +123,3 @@ def _aligned(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...]:
             raise Unsuitable(f"a slot of shape {tuple(x.shape)} for {tuple(p.shape)}")
         found.append(small if mine == whole else 1)
     return tuple(found)
-
-
-def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """For each dimension of a recorded tensor the axes that it consists of. sizes: of the axes."""
-    found: list[tuple[int, ...]] = []
-    for size in shape:
-        own = [
-            tuple(range(a, b))
-            for a in range(len(sizes))
-            for b in range(a + 1, len(sizes) + 1)
-            if abs(math.prod(sizes[a:b])) == size
-        ]
-        if size != 1 and not own:
-            raise Unsuitable(f"a tensor of shape {tuple(shape)}")
-        found.append(() if size == 1 else own[0])
-    return found

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
         )
 
 
-class Part(NamedTuple):
+class RuleNames(NamedTuple):
     """What of a rule the names in a state depend on, in strings and numbers.
 
     slots, carry: its fields. hyper: names, with the length of a tuple, or -1. after: as in `Runs`.
@@ -61,12 +61,12 @@ class Part(NamedTuple):
         labels = [label for *_, label in self.where if label is not None]
         return ".".join([*labels, self.name] if self.name else labels)
 
-    def apart_from(self, other: Part) -> bool:
+    def apart_from(self, other: RuleNames) -> bool:
         """Whether no leaf of any tree has both."""
         return any(k == n and i != j for k, i, _ in self.where for n, j, _ in other.where)
 
 
-Chain = tuple[Part, ...]
+Chain = tuple[RuleNames, ...]
 
 _layouts: dict[Chain, Layout | str] = {}
 
@@ -91,7 +91,7 @@ def lay_out(placements: Sequence[Placement]) -> Layout:
 def parts_of(placements: Sequence[Placement]) -> Chain:
     """What the names of these rules depend on."""
     seen: list[Any] = []  # the partitions and masks so far
-    found: list[Part] = []
+    found: list[RuleNames] = []
     for name, where, rule in [(x.name, x.where, x.rule) for x in placements]:
         labels: list[tuple[int, int, str | None]] = []
         for answers, answer in where:
@@ -102,7 +102,9 @@ def parts_of(placements: Sequence[Placement]) -> Chain:
         carry = () if rule.carry is None else rule.carry._fields
         hyper = tuple([(key, len(x) if type(x) is tuple else -1) for key, x in rule.hyper])
         master = rule.storage.weight_codec is not None
-        found.append(Part(name, rule.keys, carry, hyper, rule.runs.after, master, tuple(labels)))
+        found.append(
+            RuleNames(name, rule.keys, carry, hyper, rule.runs.after, master, tuple(labels))
+        )
     return tuple(found)
 
 
@@ -148,7 +150,7 @@ def _lay_out(chain: Chain) -> Layout:
     )
 
 
-def indices_by_name(rules: Sequence[Part | Placement]) -> tuple[int, ...]:
+def indices_by_name(rules: Sequence[RuleNames | Placement]) -> tuple[int, ...]:
     """For each rule its index among the rules of its name."""
     names = [x.name for x in rules]
     return tuple([names[:i].count(name) for i, name in enumerate(names)])

@@ -146,9 +146,7 @@ class DividedTask:
             self.places = places
         given = [sharding.shard(g) for g in self.executor.mine(grads)]
         given = [laid_out_like(g.resolve_neg(), row[0]) for g, row in zip(given, rows, strict=True)]
-        return [
-            launch.ready([given[i] for i in own], scalars.numbers) for own, launch in self.launches
-        ]
+        return [launch.ready([given[i] for i in own], scalars) for own, launch in self.launches]
 
     def libraries(self) -> list[Any]:
         """The native libraries that it calls."""

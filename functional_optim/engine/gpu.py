@@ -17,7 +17,7 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars
-from functional_optim.core.storage import Slots, present
+from functional_optim.core.storage import Slots
 from functional_optim.engine.executor import How, Runner
 from functional_optim.engine.native import KernelExecutor, Served
 from functional_optim.kernels.graph import Graph
@@ -55,37 +55,17 @@ class TritonExecutor(KernelExecutor):
         found: list[tuple[list[int], Any]] = []
         for own in every:
             try:
-                launch = self._launch(own)
+                launch = TableLaunch(own, self.rows(own), self.device)
                 launch.ready([mine[i] for i in own.members], scalars)
             except kernels.CaptureError:
                 raise
             except Exception as error:  # from a compiler, or from the comparison with the rule
                 return self._fall_back(f"a Triton kernel cannot be used ({kernels.line(error)})")
             found.append((own.members, launch))
-        return TableLaunches(*self.launches(found)) if found else None
+        return kernels.Launches(*self.launches(found)) if found else None
 
     def _fall_back(self, what: str) -> None:
         kernels.fallback(what, f"steps on {self.device.type} run", strict=self.group.strict)
-
-    def _launch(self, own: Served) -> TableLaunch:
-        used = len(own.body.placements)
-        rows = [
-            list(map(Tensor.data_ptr, (self.params[i], *present(self.slots[i][:used]))))
-            for i in own.members
-        ]
-        return TableLaunch(own, rows, self.device)
-
-
-class TableLaunches(kernels.Launches):
-    """Launches that read some scalars on the device."""
-
-    def call(self, launch: Any, grads: list[Tensor], scalars: Any) -> Callable[[], Any]:
-        """All launches of a task, with their data on the device."""
-        return launch.ready(grads, scalars)
-
-    def libraries(self) -> list[Any]:
-        """None for each kernel."""
-        return []
 
 
 class TableLaunch:
@@ -99,6 +79,7 @@ class TableLaunch:
 
         source = print_triton.source_of(own.graph)
         self.device = device
+        self.variant = print_triton.KernelVariant
         self.kernel = triton_builds.kernel_of(source, device)
         self.tables = triton_launch.Tables(source, device, own.sizes, rows, own.constants)
         self.given = triton_launch.Gradients(device, len(rows))
@@ -117,20 +98,11 @@ class TableLaunch:
             skip = skip.to(self.device, torch.float32, non_blocking=True)
         self.tables.divide(addresses)
         launchers = {
-            aligned: self.kernel.launchers(scalars.sources, aligned, skip is not None, self.check)
+            aligned: self.kernel.launchers(
+                self.variant(scalars.sources, aligned, skip is not None), self.check
+            )
             for aligned in self.tables.alignments
         }
         given = self.given.address(addresses)
-        return partial(self._run, launchers, given, scalars.on(self.device), skip, grads)
-
-    def _run(
-        self,
-        launchers: Any,
-        given: int,
-        numbers: list[Any],
-        skip: Tensor | None,
-        grads: list[Tensor],
-    ) -> Sequence[Tensor]:
-        """Make the launches. grads: the tensors that are read."""
-        args = [x.data_ptr() if isinstance(x, Tensor) else x for x in numbers]
-        return self.tables.run(launchers, given, args, None if skip is None else skip.data_ptr())
+        numbers = scalars.on(self.device)
+        return partial(self.tables.run, launchers, given, numbers, skip, alive=grads)

@@ -95,7 +95,7 @@ class Served:
         def run(leaves: Any, sizes: Any, constants: Any, numbers: tuple[float, ...]) -> Any:
             rows = [list(map(Tensor.data_ptr, leaf[1:])) for leaf in leaves]
             launch = kernels.Launch(native, sizes, rows, constants, 1, chunk=16)
-            return launch.ready([leaf[0] for leaf in leaves], [numbers])()
+            return launch.bound([leaf[0] for leaf in leaves], [numbers])()
 
         self.compare(run, shapes, torch.device("cpu"))
 
@@ -207,6 +207,14 @@ class KernelExecutor(Executor):
         """The text of the kernel that graphs share."""
         return kernels.source_of(graph).text
 
+    def rows(self, own: Served) -> list[list[int]]:
+        """For each of some tensors the addresses of the parameter and its slots."""
+        used = len(own.body.placements)
+        return [
+            list(map(Tensor.data_ptr, (self.params[i], *present(self.slots[i][:used]))))
+            for i in own.members
+        ]
+
     def launches(self, found: list[tuple[list[int], Any]]) -> tuple[Any, ...]:
         """The arguments of `Launches`."""
         apart = self.lazy or self.apart
@@ -254,14 +262,9 @@ class NativeExecutor(KernelExecutor):
         return kernels.Launches(*self.launches(found)) if found else None
 
     def _launch(self, native: kernels.Native, own: Served) -> kernels.Launch:
-        params, used = [self.params[i] for i in own.members], len(own.body.placements)
-        rows = [
-            list(map(Tensor.data_ptr, (p, *present(self.slots[i][:used]))))
-            for i, p in zip(own.members, params, strict=True)
-        ]
-        large = sum(map(kernel_size, params)) >= GRAIN
+        large = sum([kernel_size(self.params[i]) for i in own.members]) >= GRAIN
         threads = torch.get_num_threads() if large else 1
-        return kernels.Launch(native, own.sizes, rows, own.constants, threads)
+        return kernels.Launch(native, own.sizes, self.rows(own), own.constants, threads)
 
 
 def reason(placements: Sequence[Placement], error: kernels.Unsuitable) -> str:

@@ -186,25 +186,22 @@ WRITING = {Tensor.apply_, Tensor.map_, Tensor.map2_, Tensor.set_, Tensor.resize_
 """Functions that write without an operation, or that change what a tensor is."""
 
 
-class Inside:
+def inside(recorder: Recorder, index: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a rule, whose operations are those of this rule.
 
     index: of the rule in its chain.
     """
 
-    def __init__(self, recorder: Recorder, index: int, function: Callable[..., Any]) -> None:
-        self.recorder = recorder
-        self.index = index
-        self.function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.recorder.rule = self.index
+    def run(*args: Any, **kwargs: Any) -> Any:
+        recorder.rule = index
         flat = [y for x in args for y in (x if isinstance(x, tuple) else (x,))]
         given = [x for x in flat if isinstance(x, Tensor)]
-        self.recorder.given_storages.update(map(memory_of, given))
-        self.recorder.alive += given
+        recorder.given_storages.update(map(memory_of, given))
+        recorder.alive += given
         try:
-            with _Watch(self.recorder):
-                return self.function(*args, **kwargs)
+            with _Watch(recorder):
+                return function(*args, **kwargs)
         finally:
-            self.recorder.rule = None
+            recorder.rule = None
+
+    return run

@@ -31,12 +31,8 @@ NAMES = {
 }
 
 
-def named(text: str) -> str:
-    """A text in C++ with the numbers of these names."""
-    for name, number in NAMES.items():
-        text = text.replace(name, number)
-    return text
-
+DEFINED = "".join([f"#define {name} {number}\n" for name, number in NAMES.items()])
+"""In C++."""
 
 DEVIATES = r"""
 static inline float poly(float, float a) { return a; }
@@ -77,8 +73,7 @@ static inline void deviates(double& a, double& b, const uint32_t x, const int32_
 """
 """In C++."""
 
-PHILOX = named(
-    r"""
+PHILOX = r"""
 /* The two words of Philox for a counter. */
 static inline void philox(uint32_t& x, uint32_t& y, const uint64_t i, const uint64_t key)
 {
@@ -91,10 +86,11 @@ static inline void philox(uint32_t& x, uint32_t& y, const uint64_t i, const uint
     }
 }
 """
-)
 
-NOISE = DEVIATES + named(
-    r"""
+NOISE = (
+    DEFINED
+    + DEVIATES
+    + r"""
 /* The keys of a step, for that of a tensor and the words of a step count: SplitMix64. */
 struct Keys { uint64_t first, second; };
 static inline uint64_t mixed(uint64_t z, const uint64_t key)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from functional_optim.kernels.node import Unsuitable
+
 STORED = {
     torch.float32: "float",
     torch.float64: "double",
@@ -35,6 +37,12 @@ SHORT = (torch.uint8, torch.int8, torch.int16)
 """Integers to which a larger number is cast modulo their range, as ATen does it."""
 
 HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def check_no_float8(dtype: torch.dtype) -> None:
+    """Raise Unsuitable for a cast into 8 bits, which `stored` makes of the float's bits."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        raise Unsuitable(f"a cast to {dtype}")
 
 
 class Cpp:
@@ -135,6 +143,7 @@ class Cpp:
         """A value in another dtype."""
         if old is new or (old in HALF and new is torch.float32):
             return x
+        check_no_float8(new)
         if new in HALF:
             return f"to_{HALF[new]}((float){x})"
         if new is torch.bool:
@@ -269,18 +278,17 @@ struct Tensor {
     void* grad;
 };
 
-struct Sum { static double of(double a, double b) { return a + b; } };
-struct Max { static double of(double a, double b) { return a > b || a != a ? a : b; } };
-struct Min { static double of(double a, double b) { return a < b || a != a ? a : b; } };
+struct Sum { template <class T> static T of(T a, T b) { return a + b; } };
+struct Max { template <class T> static T of(T a, T b) { return a > b || a != a ? a : b; } };
+struct Min { template <class T> static T of(T a, T b) { return a < b || a != a ? a : b; } };
 
-/* Put together what the chunks have left, in their order. */
+/* Put together what the chunks have left, in their order; `none` if there are no chunks. */
 template <class How, class T>
-static void combine(T* total, const T* parts, int64_t chunks, int64_t length)
+static void combine(T* total, const T* parts, int64_t chunks, int64_t length, T none)
 {
-    for (int64_t j = 0; j < length; ++j) total[j] = chunks ? parts[j] : (T)0; /* 0: it is empty */
+    for (int64_t j = 0; j < length; ++j) total[j] = chunks ? parts[j] : none;
     for (int64_t k = 1; k < chunks; ++k)
-        for (int64_t j = 0; j < length; ++j)
-            total[j] = (T)How::of((double)total[j], (double)parts[k * length + j]);
+        for (int64_t j = 0; j < length; ++j) total[j] = How::of(total[j], parts[k * length + j]);
 }
 """
 
@@ -350,65 +358,55 @@ static inline float cbrt_of(float given) /* at last a step of Newton's, with x -
 }
 """
 
-BLOCKS = """
-extern "C" void {symbol}(const int64_t* call)
+CALL = """
+extern "C" void SYMBOL(const int64_t* call)
 {{
-    const int64_t* blocks = (const int64_t*)call[0];
-    const int64_t count = call[1], tensors = call[4], threads = call[6], apart = call[10];
-    const int64_t* rows = (const int64_t*)call[2];
+    const int64_t *table = (const int64_t*)call[0], *rows = (const int64_t*)call[2];
+    const int64_t first = call[1], count = call[4], threads = call[6], several = {several};
     const int64_t* given = (const int64_t*)call[3];
-    double* totals = (double*)call[7];
+    const double* numbers = (const double*)call[5];
+    double *totals = (double*)call[7], *parts = (double*)call[10];
     const Reader read = (Reader)call[8];
-    int64_t* grads = (int64_t*)malloc(8 * tensors + 8);
-    for (int64_t i = 0; i < tensors; ++i)
+    const Team team = (Team)call[9];
+    int64_t* grads = (int64_t*)(parts + {outputs} * several);
+    for (int64_t i = 0; i < count; ++i)
         grads[i] = read ? (int64_t)read((void*)given[i]) : given[i];
-    double* parts = (double*)calloc({outputs} * count + 1, 8);
-    auto block = [&](int64_t b, int64_t) {{
-        const int64_t i = blocks[3 * b];
-        const Tensor t = {{nullptr, nullptr, rows + {width} * i, (const double*)call[5], nullptr,
-                          (void*)grads[i]}};
-        chunk0(t, blocks[3 * b + 1], blocks[3 * b + 2], parts + {outputs} * b);
-    }};
-    const int64_t least = count < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
-    share((Team)call[9], threads, count, least, 2 * threads, block);
-    for (int64_t b = 0; b < count; ++b)
-        for (int64_t i = 0; i < {outputs}; ++i)
-            totals[apart * blocks[3 * b] + i] += parts[{outputs} * b + i];
-    free(parts);
-    free(grads);
+    memset(parts, 0, 8 * {outputs} * several);
+    {body}
+    for (int64_t i = 0; i < several; ++i)
+        for (int64_t j = 0; j < {outputs}; ++j) totals[j] += parts[{outputs} * i + j];
 }}
+"""
+"""What each call does: it reads the addresses of the gradients, and adds up what was found."""
+
+BLOCKS = """
+    auto block = [&](int64_t b, int64_t) {{
+        const int64_t* own = table + 3 * b;
+        const Tensor t = {{nullptr, nullptr, rows + {width} * own[0], numbers, nullptr,
+                          (void*)grads[own[0]]}};
+        chunk0(t, own[1], own[2], parts + {outputs} * b);
+    }};
+    const int64_t least = several < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
+    share(team, threads, several, least, 2 * threads, block);
 """
 """Goes over blocks of tensors, each of which is computed separately."""
 
 PHASES = """
-extern "C" void {symbol}(const int64_t* call)
-{{
-    const int64_t* table = (const int64_t*)call[0];
-    const int64_t large = call[1], count = call[4], threads = call[6];
-    const int64_t* given = (const int64_t*)call[3];
-    const int64_t apart = call[10], alone = call[13], own = call[14];
-    const int64_t phase = call[15]; /* -1: all of them */
+    const int64_t alone = call[13], own = call[14], phase = call[15]; /* -1: all of them */
     const int64_t* const homes = (const int64_t*)call[16]; /* of tensors whose phases are apart */
-    double* totals = (double*)call[7];
     const int64_t* order = (const int64_t*)call[11];
     char* const scratch = (char*)call[12];
-    const Reader read = (Reader)call[8];
-    const Team team = (Team)call[9];
-    int64_t* grads = (int64_t*)malloc(8 * count + 8);
-    for (int64_t i = 0; i < count; ++i)
-        grads[i] = read ? (int64_t)read((void*)given[i]) : given[i];
-    double* parts = (double*)calloc({outputs} * count + 1, 8);
     auto tensor = [&](int64_t i, char* memory) {{
         const int64_t* mine = table + {columns} * i;
-        return Tensor{{mine, mine + {places}, (const int64_t*)call[2] + {width} * i,
-                      (const double*)call[5], memory, (void*)grads[i]}};
+        return Tensor{{mine, mine + {places}, rows + {width} * i, numbers, memory,
+                      (void*)grads[i]}};
     }};
     auto step = [&](const Tensor& t, double* found, auto each) {{
         {steps}
     }};
     /* scratch memory: for each thread what belongs to rows, then that of tensors */
     char* const shared = scratch + own * threads;
-    for (int64_t b = 0; b < large; ++b) {{
+    for (int64_t b = 0; b < first; ++b) {{
         const Tensor t = tensor(order[b], homes ? (char*)homes[order[b]] : shared);
         const int64_t chunks = t.size[{sizes} + 1];
         step(t, parts + {outputs} * order[b], [&](auto chunk) {{
@@ -417,8 +415,8 @@ extern "C" void {symbol}(const int64_t* call)
             }});
         }});
     }}
-    share(team, threads, count - large, 1, count, [&](int64_t i, int64_t thread) {{
-        const int64_t b = large + i;
+    share(team, threads, count - first, 1, count, [&](int64_t i, int64_t thread) {{
+        const int64_t b = first + i;
         char* const memory = homes ? (char*)homes[order[b]] : shared + alone * thread;
         const Tensor t = tensor(order[b], memory);
         const int64_t chunks = t.size[{sizes} + 1];
@@ -426,11 +424,6 @@ extern "C" void {symbol}(const int64_t* call)
             for (int64_t k = 0; k < chunks; ++k) chunk(k, scratch + own * thread);
         }});
     }});
-    for (int64_t i = 0; i < count; ++i)
-        for (int64_t j = 0; j < {outputs}; ++j) totals[apart * i + j] += parts[{outputs} * i + j];
-    free(parts);
-    free(grads);
-}}
 """
 """Goes over tensors, through all of their phases: large ones by all threads, then small ones by one
 each."""

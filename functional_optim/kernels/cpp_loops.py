@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.cpp import HALF, STORED, VALUE, Cpp, load, stored
+from functional_optim.kernels.cpp import HALF, SHORT, STORED, VALUE, Cpp, load, stored
 from functional_optim.kernels.cuts import Nest
 from functional_optim.kernels.node import Node
 
@@ -23,32 +23,32 @@ meanwhile."""
 class Kept:
     """A value in memory.
 
-    kind: its C++ type. how: by what it is reduced, if it is. place, parts: in the table of places;
+    dtype, kind: in which it is kept, and its C++ type. how: by what it is reduced, if it is.
+    combined: how parts of that become one: sum, max or min. place, parts: in the table of places;
     None for one on the stack. local: whether it belongs to a row.
     """
 
     def __init__(self, node: Node, how: str, *, local: bool) -> None:
         self.node = node
         self.how = how
-        self.kind = _accumulator(node, how)
+        self.combined = ops.COMBINED.get(how, how)
+        self.dtype = _accumulator(ops.opmath(node.dtype), how)
+        self.kind = STORED[self.dtype]
         self.local = local
         self.axes = node.axes[1:] if local else node.axes
         self.place: int | None = None
         self.parts: int | None = None
 
 
-def _accumulator(node: Node, how: str) -> str:
-    """The C++ type in which a value is kept."""
-    if how in ("sum", "mean"):
-        whole = "int32_t" if node.dtype is torch.int32 else "int64_t"  # its sums run over as ATen's
-        return "double" if node.dtype.is_floating_point else whole
-    if how in ("any", "all"):
-        return "int32_t"
-    kind = VALUE[node.dtype]
-    if not how:
-        return "uint8_t" if kind == "bool" else kind
-    small = ("bool", "int16_t", "int8_t", "uint8_t")
-    return "int32_t" if kind in small else kind
+def _accumulator(dtype: torch.dtype, how: str) -> torch.dtype:
+    """The dtype in which a value is kept."""
+    if how in ("sum", "mean") and dtype.is_floating_point:
+        return torch.float64
+    if how in ("sum", "mean"):  # sums of int32 run over as ATen's
+        return torch.int32 if dtype is torch.int32 else torch.int64
+    if how in ("any", "all") or (how and dtype in (torch.bool, *SHORT)):
+        return torch.int32
+    return torch.uint8 if dtype is torch.bool else dtype
 
 
 class Loops:
@@ -78,7 +78,7 @@ class Function:
         self.graph = source.graph
         self.plan = source.plan
         self.chunked = chunked
-        self.by_rows = chunked and source.axes > 1
+        self.by_rows = False
         self.scalars: list[str] = []
         self.before: list[str] = []
         self.row: tuple[list[str], list[str]] = ([], [])
@@ -110,19 +110,15 @@ class Function:
         for node in [x for nest in nests for x in nest.reduced]:
             if self.plan.ends(node) and not self.source.blocks:
                 self._begun(node)
-        if not self.by_rows:
+        if not (self.chunked and self.source.axes > 1):
             self._write(nests)
             return
         inner = [i for i, x in enumerate(nests) if x.axes != (0,) or self.graph.block]
         first, last = (inner[0], inner[-1] + 1) if inner else (len(nests), len(nests))
-        self.by_rows = False
         self._write(nests[:first])
-        self.by_rows = True
         if inner:
             self._write_rows(nests[first:last])
-        self.by_rows = False
         self._write(nests[last:])
-        self.by_rows = True
 
     def _write(self, nests: Sequence[Nest]) -> None:
         for nest in nests:
@@ -134,7 +130,9 @@ class Function:
             self.lines += lines
 
     def _write_rows(self, nests: Sequence[Nest]) -> None:
+        self.by_rows = True
         lines = [line for nest in nests for line in self._loops(nest)]
+        self.by_rows = False
         body = _deeper([*self.row[0], *lines, *self.row[1]])
         if self.graph.block:
             body = self._for_whole_blocks(body)
@@ -278,14 +276,12 @@ class Function:
     def _element(self, node: Node) -> str:
         """An element of a tensor, in memory."""
         i = node.args[0]
-        kind = STORED[node.dtype]
-        const = "" if i in self.source.written else "const "
-        self._pointer(i, f"{const}{kind}")
+        self._pointer(i)
         if self._is_widened(node):
             return self._widened(node)
         if not self._may_end(node):
             return f"p{i}[{self._index(node.axes)}]"
-        self._block(i, kind)
+        self._block(i)
         return f"q{i}[{self._index(node.axes[1:])}]"
 
     def _may_end(self, node: Node) -> bool:
@@ -310,7 +306,7 @@ class Function:
         line = f"alignas(64) int32_t {name}[{count}];"
         if line not in self.before:
             if self._may_end(node):
-                self._block(i, STORED[node.dtype])
+                self._block(i)
                 at = f"q{i}"
             self.before.append(line)
             self._row(f"widen({name}, {at}, {count});")
@@ -318,13 +314,17 @@ class Function:
                 self.row[1].insert(0, f"narrow({at}, {name}, {count});")
         return f"{name}[{self._index(node.axes[1:])}]"
 
-    def _pointer(self, i: int, kind: str) -> None:
+    def _pointer(self, i: int) -> str:
+        """Have a pointer to an input; the type of its elements."""
+        kind = STORED[self.graph.inputs[i].dtype]
+        own = kind if i in self.source.written else f"const {kind}"
         at = "t.grad" if i == 0 else f"t.row[{i - 1}]"
-        self.pointers.setdefault(f"p{i}", f"{kind}* __restrict__ const p{i} = ({kind}*){at};")
+        self.pointers.setdefault(f"p{i}", f"{own}* __restrict__ const p{i} = ({own}*){at};")
+        return kind
 
-    def _block(self, i: int, kind: str) -> None:
+    def _block(self, i: int) -> None:
         """A pointer to a block of a tensor; the last one is copied where it may be a whole one."""
-        self._pointer(i, kind if i in self.source.written else f"const {kind}")
+        kind = self._pointer(i)
         block, own = self.graph.block, f"p{i} + i0 * {self.graph.block}"
         spare = f"alignas(64) {kind} spare{i}[{block}];"
         if spare in self.before:
@@ -419,7 +419,6 @@ class Function:
             value = f"({kept.kind})({loops.names[x]} != 0)"
         ends = self.plan.ends(node)
         if ends and self.graph.block:  # of the last block what there is
-            self._block(1, STORED[self.graph.inputs[1].dtype])
             value = f"({self._index(x.axes[1:])} < rest ? {value} : {_identity(kept)})"
         if self.source.blocks:
             target = f"found[{self.graph.results.index(node)}]"
@@ -442,10 +441,9 @@ class Function:
             loops.inside[inner].append(f"{target} = {_put(kept, target, value)};")
             return
         local = f"r{node.index}"
-        floating = kept.kind in ("float", "double")
-        nan = kept.how in ("max", "min") and floating
+        nan = kept.how in ("max", "min") and kept.dtype.is_floating_point
         loops.inside[inner].append(f"{local} = {_put(kept, local, value, nan=nan)};")
-        sign = {"max": "max", "min": "min", "any": "max", "all": "min"}.get(kept.how, "+")
+        sign = "+" if kept.combined == "sum" else kept.combined
         loops.clauses.append(f" reduction({sign}:{local})")
         loops.before.append(f"{kept.kind} {local} = {_identity(kept)};")
         end = local
@@ -462,7 +460,7 @@ def _identity(kept: Kept) -> str:
         return "0"
     if kept.how == "all":
         return "1"
-    if kept.kind in ("float", "double"):
+    if kept.dtype.is_floating_point:
         return f"{'-' if kept.how == 'max' else ''}__builtin_inf()"
     bits = 63 if kept.kind == "int64_t" else 31
     low = f"(-(({kept.kind})1 << {bits - 1}) * 2)"
@@ -471,12 +469,12 @@ def _identity(kept: Kept) -> str:
 
 def _put(kept: Kept, a: str, b: str, *, nan: bool = False) -> str:
     """Two parts of a reduction together. nan: those are counted apart."""
-    if kept.how in ("sum", "mean"):
+    if kept.combined == "sum":
         return f"{a} + {b}"
-    sign = ">" if kept.how in ("max", "any") else "<"
+    sign = ">" if kept.combined == "max" else "<"
     plain = f"({a} {sign} {b} ? {a} : {b})"
-    floating = kept.kind in ("float", "double") and not nan
-    return f"({a} != {a} ? {a} : {plain})" if floating else plain
+    seen = kept.dtype.is_floating_point and not nan
+    return f"({a} != {a} ? {a} : {plain})" if seen else plain
 
 
 def _deeper(lines: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,23 +61,14 @@ def _norm(x: Tensor, ord: float, dims: Any, keepdim: bool) -> Tensor:
 
 
 def _variance(
-    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False, root: bool = False
 ) -> Tensor:
-    return _as(_spread(_wide(x), dim, correction, keepdim), x.dtype)
-
-
-def _deviation(
-    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Tensor:
-    return _as(_spread(_wide(x), dim, correction, keepdim).sqrt(), x.dtype)
-
-
-def _spread(x: Tensor, dim: Any, correction: Any, keepdim: bool) -> Tensor:
-    dims = list(range(x.dim())) if dim is None else dim
-    off = x - x.mean(dims, keepdim=True)
-    count = x.new_ones(x.shape).sum(dims, keepdim=keepdim)
+    wide, dims = _wide(x), list(range(x.dim())) if dim is None else dim
+    off = wide - wide.mean(dims, keepdim=True)
+    count = wide.new_ones(x.shape).sum(dims, keepdim=keepdim)
     free = (count - (1 if correction is None else correction)).clamp(min=0)
-    return (off * off).sum(dims, keepdim=keepdim) / free
+    found = (off * off).sum(dims, keepdim=keepdim) / free
+    return _as(found.sqrt() if root else found, x.dtype)
 
 
 def _noise(key: Tensor, low: Tensor, high: Tensor, like: Tensor) -> Tensor:
@@ -95,7 +87,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     ),
     "functional_optim.noise.default": _noise,
     "var.correction": _variance,
-    "std.correction": _deviation,
+    "std.correction": partial(_variance, root=True),
 }
 
 

@@ -222,31 +222,28 @@ def _tidy(here: Path) -> None:
 
 
 @contextmanager
-def build_lock(name: str | None, *, wait: bool = True) -> Iterator[bool]:
+def build_lock(name: str, *, wait: bool = True) -> Iterator[bool]:
     """Lock the library of this name: no other process builds it, unless this takes a minute.
 
     The operating system releases the lock of a process that is killed. wait: for another process
     that holds it. Yields False if the other process still holds it.
     """
-    here = None if name is None or fcntl is None else _usable()[0]
-    path = None if here is None else here / f"{name}.lock"
-    handle = None
-    if path is not None:
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError:  # a read-only folder needs no locks
-            path = None
+    here = None if fcntl is None else _usable()[0]
+    path = Path() if here is None else here / f"{name}.lock"
     try:
-        locked = handle is None or _locked(handle, PATIENCE if wait else 0.0)
-        if not locked:
-            path = None
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError:  # there is no folder, or one that is only read, which needs no locks
+        yield True
+        return
+    locked = False
+    try:
+        locked = _locked(handle, PATIENCE if wait else 0.0)
         yield locked
     finally:
-        if path is not None:
+        if locked:
             with suppress(OSError):
                 path.unlink()
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
 
 
 def _locked(handle: int, patience: float) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.launches import ALIGNED, Launch, TableRow
+from functional_optim.kernels.launches import ALIGNED, Launch
 from functional_optim.kernels.libraries import Native
 
 Combination = Literal["sum", "max", "min"]
@@ -19,14 +19,6 @@ Combination = Literal["sum", "max", "min"]
 
 Combine = Callable[[Combination, Tensor], Tensor]
 """Puts together what processes have in a vector; all of them call it in the same order."""
-
-DTYPES = {
-    "double": torch.float64,
-    "float": torch.float32,
-    "int64_t": torch.int64,
-    "int32_t": torch.int32,
-}
-"""Of values in scratch memory, by their C++ types."""
 
 
 class DividedLaunch(Launch):
@@ -37,7 +29,6 @@ class DividedLaunch(Launch):
     pass to the next; launches that run one after the other share it. Call `use` before `ready`.
 
     Args:
-        wholes: for each tensor the rows that all processes have together.
         combine: puts vectors of the processes together.
     """
 
@@ -52,21 +43,10 @@ class DividedLaunch(Launch):
         wholes: Sequence[int],
         combine: Combine,
     ) -> None:
-        self.wholes = wholes
+        super().__init__(native, sizes, rows, constants, threads, wholes=wholes)
         self.combine = combine
         self.sizes = sizes
         self.phases: list[list[Total]] = [[]]
-        self.table_rows: list[TableRow] = []  # none for a library without passes
-        super().__init__(native, sizes, rows, constants, threads)
-
-    def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
-        return self.wholes[i]
-
-    def _set_table(
-        self, sizes: Sequence[Sequence[int]], threads: int, chunk: int
-    ) -> list[TableRow]:
-        self.table_rows = super()._set_table(sizes, threads, chunk)
-        return self.table_rows
 
     @property
     def needed(self) -> int:
@@ -88,8 +68,8 @@ class DividedLaunch(Launch):
         for kept in source.totals:
             found: dict[tuple[Combination, torch.dtype], Total] = {}
             for own in kept:
-                how: Any = {"mean": "sum", "any": "max", "all": "min"}.get(own.how, own.how)
-                dtype = DTYPES[own.kind]
+                how: Any = own.combined
+                dtype = own.dtype
                 assert own.place is not None
                 total = found.setdefault((how, dtype), Total(how))
                 for i, size in enumerate(self.sizes):
@@ -99,11 +79,11 @@ class DividedLaunch(Launch):
                     total.add(view, empty=size[0] == 0)
             self.phases.append([*found.values()])
 
-    def ready(
+    def bound(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
     ) -> Callable[[], tuple[float, ...]]:
         """The calls. grads: this process's rows."""
-        return partial(self._run, super().ready(grads, numbers))
+        return partial(self._run, super().bound(grads, numbers))
 
     def _run(self, run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         found: tuple[float, ...] = ()

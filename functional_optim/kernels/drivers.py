@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,47 +23,13 @@ class CaptureError(RuntimeError):
     """What cannot be done while a CUDA graph is captured."""
 
 
-class Driver(Protocol):
-    """What a kind of device can do. timed: whether `seconds` can measure it."""
-
-    timed: bool
-
-    def missing(self) -> str | None:
-        """What is missing for Triton kernels, for a warning; None if nothing is."""
-        ...
-
-    def name(self, device: torch.device) -> str:
-        """The model of a device and the version of its compiler, by which kernels are kept."""
-        ...
-
-    def load(self, text: KernelText, device: torch.device) -> Launcher:
-        """A kernel, compiled for a device and loaded there."""
-        ...
-
-    def threads(self, text: str, device: torch.device) -> Launcher | None:
-        """The function `SYMBOL` of a text in CUDA C++, called with a number of threads and with
-        integers; None if nothing compiles it here."""
-        ...
-
-    def capturing(self) -> bool:
-        """Whether operations of this thread are being recorded for replay."""
-        ...
-
-    def pinned(self, size: int) -> Tensor:
-        """Memory of the host for so many integers, which is copied to a device without waiting."""
-        ...
-
-    def seconds(self, run: Callable[[], object], device: torch.device) -> float:
-        """How long the operations of a call take."""
-        ...
-
-
 class Cuda:
     """NVIDIA's GPUs, through torch.cuda."""
 
     timed = True
 
     def missing(self) -> str | None:
+        """What is missing for Triton kernels, for a warning; None if nothing is."""
         if torch.version.hip is not None:
             return "its kernels were never run on ROCm"
         try:
@@ -73,12 +39,14 @@ class Cuda:
         return None
 
     def name(self, device: torch.device) -> str:
+        """The model of a device and the version of its compiler, by which kernels are kept."""
         import triton
 
         capability = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} {capability} triton {triton.__version__}"
 
     def load(self, text: KernelText, device: torch.device) -> Launcher:
+        """A kernel, compiled for a device and loaded there."""
         from triton.backends.compiler import GPUTarget
 
         from functional_optim.kernels.triton_compiler import compiled
@@ -99,12 +67,14 @@ class Cuda:
         return nvrtc.loaded(text, device)
 
     def capturing(self) -> bool:
+        """Whether operations of this thread are being recorded for replay."""
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
     def pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=True)
 
     def seconds(self, run: Callable[[], object], device: torch.device) -> float:
+        """How long the operations of a call take."""
         with torch.cuda.device(device):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             run()
@@ -119,5 +89,5 @@ class Cuda:
 TRIALS = 5
 """Runs of which `seconds` takes the mean, after one that warms up."""
 
-DRIVERS: dict[str, Driver] = {"cuda": Cuda()}
+DRIVERS: dict[str, Cuda] = {"cuda": Cuda()}
 """The driver of each type of device that has one."""

@@ -17,11 +17,16 @@ from functional_optim.kernels.triton_primitives import HEAD, KernelText
 BLOCK = 1024
 """Counters of a program."""
 
-BODY = f"""
+TYPES = {"out": "*fp32", "keys": "*i64", "count": "i64"}
+PLACES = f"tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})"
+
+NORMALS = KernelText(
+    "normals",
+    f"""{HEAD}
 @triton.jit
-def normals(first, second, key, count):
-    i = tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})
-    name = tl.load(key)
+def normals(out, keys, count):
+    i = {PLACES}
+    name = tl.load(keys)
     low = name.to(tl.uint32)
     x = i.to(tl.uint32)
     y = (i >> 32).to(tl.uint32) ^ (name >> 32).to(tl.uint32)
@@ -29,17 +34,15 @@ def normals(first, second, key, count):
     uniform = (x.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     radius = tl.sqrt_rn(-2.0 * libdevice.log(uniform))
     angle = y.to(tl.float32) * 1.4629180792671596e-09
-    tl.store(first + i, radius * libdevice.cos(angle), mask=i < count)
-    tl.store(second + i, radius * libdevice.sin(angle), mask=i < count)
-"""
-
-TEXT = KernelText(
-    "normals", HEAD + BODY, {"first": "*fp32", "second": "*fp32", "key": "*i64", "count": "i64"}, 4
+    tl.store(out + i, radius * libdevice.cos(angle), mask=i < count)
+    tl.store(out + count + i, radius * libdevice.sin(angle), mask=i < count)
+""",
+    TYPES,
+    4,
 )
+"""Both numbers of `count` counters, one after the other. keys: the stream's name."""
 
-LINES = "\n    ".join(
-    noise_of_keys(f"tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})")
-)
+LINES = "\n    ".join(noise_of_keys(PLACES))
 
 NOISE = KernelText(
     "noise",
@@ -51,37 +54,22 @@ def noise(out, keys, count):
     {LINES}
     tl.store(out + place, noise, mask=place < count)
 """,
-    {"out": "*fp32", "keys": "*i64", "count": "i64"},
+    TYPES,
     4,
 )
-
+"""`core.randomness.noise`."""
 
 _launchers: dict[tuple[str, torch.device], Launcher | None] = {}
 
 
-def fill(out: Tensor, key: Tensor) -> bool:
-    """Fill both rows of a contiguous float32 tensor, (2, n), of a GPU, with the numbers of the
-    counters 0, ..., n − 1; False, and nothing done, if there is no kernel.
+def run(text: KernelText, out: Tensor, keys: Tensor, count: int) -> bool:
+    """Fill a contiguous float32 tensor of a GPU; False, and nothing done, if there is no kernel.
 
-    key: the stream's name, 0-dim int64, on the same device: nothing waits for it.
+    keys: int64, on the same device: nothing waits for them.
     """
-    launch = _launcher(TEXT, out.device) if key.device == out.device else None
+    launch = _launcher(text, out.device) if keys.device == out.device else None
     if launch is None:
         return False
-    first, count = out.data_ptr(), out.shape[1]
-    launch(-(-count // BLOCK), (first, first + 4 * count, key.data_ptr(), count))
-    return True
-
-
-def fill_noise(out: Tensor, keys: Tensor) -> bool:
-    """The same for a contiguous float32 tensor of a GPU, with `core.randomness.noise`.
-
-    keys: both of its keys, (2,) int64, on the same device.
-    """
-    launch = _launcher(NOISE, out.device) if keys.device == out.device else None
-    if launch is None:
-        return False
-    count = out.numel()
     launch(-(-count // BLOCK), (out.data_ptr(), keys.data_ptr(), count))
     return True
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.node import Node, Unsuitable, reached
+from functional_optim.kernels.node import Node, Unsuitable, indexed, reached
 
 
 class Graph:
@@ -138,16 +138,7 @@ def _plain_of(node: Node) -> Any:
         return [x is None for x in node.args]
     if kind in ("view", "fill", "iota", "inside", "const"):
         return None
-    return _plain(node.args), _plain(node.kwargs)
-
-
-def _plain(x: Any) -> Any:
-    """An argument without nodes."""
-    if isinstance(x, dict):
-        return {key: _plain(y) for key, y in x.items()}
-    if isinstance(x, tuple):
-        return tuple(map(_plain, x))
-    return None if isinstance(x, Node) else x
+    return indexed(node.args), indexed(node.kwargs)
 
 
 Place = tuple[int, int | str]
@@ -212,12 +203,11 @@ def _equal(x: Any, y: Any) -> bool:
     return x == y or (x != x and y != y)
 
 
-def laid_out(graph: Graph, dims: Sequence[Sequence[Sequence[int]]], sizes: Sequence[int]) -> Graph:
+def laid_out(graph: Graph, sizes: Sequence[int]) -> Graph:
     """The graph with the axes of each value.
 
     Args:
         graph: as recorded.
-        dims: of each input, for each of its dimensions, the axes that it consists of.
         sizes: of the axes, as recorded; negative for one whose size is a constant.
 
     Raises:
@@ -225,10 +215,7 @@ def laid_out(graph: Graph, dims: Sequence[Sequence[Sequence[int]]], sizes: Seque
     """
     graph.sizes = tuple(sizes)
     for node in graph.nodes:
-        if node.op == "input":
-            node.dims = tuple([tuple(x) for x in dims[node.args[0]]])
-        else:
-            node.dims = _dims(graph, node)
+        node.dims = _dims(graph, node)
         node.axes = tuple([axis for own in node.dims for axis in own])
     for i, value in graph.stores:
         if value.axes != graph.inputs[i].axes and not set(value.axes) < set(graph.inputs[i].axes):
@@ -240,11 +227,15 @@ def _dims(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...]:
     kind = ops.kind(node.op)
     if kind in ("number", "const", "row") or not node.shape:
         return ()
+    if kind == "input":
+        return axes_of(node.shape, graph.sizes)
     if kind in ("iota", "inside"):
-        return (_run_of(graph, node.shape[0]),)
+        return (_run_of(graph.sizes, node.shape[0]),)
     if kind == "fill":
         like = next(node.operands(), None)
-        return like.dims if like is not None and like.shape == node.shape else _filled(graph, node)
+        if like is not None and like.shape == node.shape:
+            return like.dims
+        return axes_of(node.shape, graph.sizes)
     first = next(node.operands())
     if kind == "reduce":
         gone = ops.reduced_dims(node)
@@ -289,20 +280,20 @@ def _expanded(graph: Graph, node: Node, x: Node) -> tuple[tuple[int, ...], ...]:
     found = []
     for i, size in enumerate(node.shape):
         own = x.dims[i - new] if i >= new else ()
-        found.append(own if own or size == 1 else _run_of(graph, size))
+        found.append(own if own or size == 1 else _run_of(graph.sizes, size))
     return tuple(found)
 
 
-def _filled(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...]:
-    return tuple([() if size == 1 else _run_of(graph, size) for size in node.shape])
+def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each dimension of a recorded tensor the axes that it consists of."""
+    return tuple([() if size == 1 else _run_of(sizes, size) for size in shape])
 
 
-def _run_of(graph: Graph, size: int) -> tuple[int, ...]:
+def _run_of(sizes: Sequence[int], size: int) -> tuple[int, ...]:
     """The neighbouring axes of so many elements: sizes are chosen so that there is one answer."""
-    sizes = list(map(abs, graph.sizes))
     for start in range(len(sizes)):
         for stop in range(start + 1, len(sizes) + 1):
-            if math.prod(sizes[start:stop]) == size:
+            if abs(math.prod(sizes[start:stop])) == size:
                 return tuple(range(start, stop))
     raise Unsuitable(f"a tensor with a dimension of {size}")
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from functional_optim.kernels import lane_threads, lanes
 from functional_optim.kernels.callers import warn_once
+from functional_optim.kernels.cpp import STORED
 from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.lane_program import Program
-from functional_optim.kernels.lanes import MEMORY, VECTOR, check
+from functional_optim.kernels.lanes import VECTOR, check
 from functional_optim.kernels.launches import TEAM
-from functional_optim.kernels.libraries import library
+from functional_optim.kernels.libraries import Text, library
 from functional_optim.kernels.node import Node, Unsuitable
-from functional_optim.kernels.print_cpp import SYMBOL
 from functional_optim.kernels.tape import Tape, recorded
 
 
@@ -39,72 +39,61 @@ class Routine(NamedTuple):
     tape: Tape
 
 
-class LaneSource:
+def text_of(
+    fields: Sequence[Field],
+    states: int,
+    status: int,
+    running: int,
+    routines: Sequence[Routine],
+    kind: Any,
+) -> str:
     """The text of a library.
 
     fields: those of the state, then the data. states: how many belong to the state. status: which
     one tells whether a problem is running, as it is equal to `running`. kind: `lanes` for vectors
     of a CPU, `lane_threads` for threads of a GPU.
     """
-
-    outputs = 0
-
-    def __init__(
-        self,
-        fields: Sequence[Field],
-        states: int,
-        status: int,
-        running: int,
-        routines: Sequence[Routine],
-        kind: Any,
-    ) -> None:
-        self.fields = fields
-        for x in (*fields, *[y for r in routines for y in (*r.tape.captured, *r.tape.fixed)]):
-            check(x.dtype)
-        vectors = [VECTOR[x.dtype] for x in fields]
-        text = ["struct State {"]
-        text += [
-            f"{kind} f{k}[{x.size}];"
-            for k, (kind, x) in enumerate(zip(vectors, fields, strict=True))
-        ]
-        text += ["};", *self._moves("load", len(fields)), *self._moves("store", states)]
-        condition = f"((const int64_t*)at[{status}])[p] == {running}"
-        text.append(f"static bool running(const int64_t* at, int64_t p) {{ return {condition}; }}")
-        scratch, first = 0, len(fields) + len(routines[0].tape.captured)
-        for routine in routines:
-            program = Program(
-                [(node, f"s.f{k}") for k, node in enumerate(routine.outputs)],
-                lambda i, at, own=routine.inputs: f"s.f{own[i]}[{at}]",
-            )
-            scratch = max(scratch, program.scratch)
-            text.append(
-                f"static APART void {routine.name}(State& s, const int64_t* at, Scratch scratch) {{"
-            )
-            text += _pointers("captured", routine.tape.captured, len(fields))
-            text += _pointers("fixed", routine.tape.fixed, first)
-            first += len(routine.tape.fixed)
-            text += [*program.lines, "}"]
-        driver = kind.DRIVER.format(
-            symbol=SYMBOL, scratch=scratch, status=f"f{status}", running=running
+    for x in (*fields, *[y for r in routines for y in (*r.tape.captured, *r.tape.fixed)]):
+        check(x.dtype)
+    text = ["struct State {"]
+    text += [f"{VECTOR[x.dtype]} f{k}[{x.size}];" for k, x in enumerate(fields)]
+    text += ["};", *_moves("load", fields), *_moves("store", fields[:states])]
+    condition = f"((const int64_t*)at[{status}])[p] == {running}"
+    text.append(f"static bool running(const int64_t* at, int64_t p) {{ return {condition}; }}")
+    scratch, first = 0, len(fields) + len(routines[0].tape.captured)
+    for routine in routines:
+        program = Program(
+            [(node, f"s.f{k}") for k, node in enumerate(routine.outputs)],
+            lambda i, at, own=routine.inputs: f"s.f{own[i]}[{at}]",
         )
-        self.text = kind.PRELUDE + "\n".join(text) + driver
+        scratch = max(scratch, program.scratch)
+        text.append(
+            f"static APART void {routine.name}(State& s, const int64_t* at, Scratch scratch) {{"
+        )
+        text += _pointers("captured", routine.tape.captured, len(fields))
+        text += _pointers("fixed", routine.tape.fixed, first)
+        first += len(routine.tape.fixed)
+        text += [*program.lines, "}"]
+    driver = kind.DRIVER.format(scratch=scratch, status=f"f{status}", running=running)
+    return kind.PRELUDE + "\n".join(text) + driver
 
-    def _moves(self, name: str, count: int) -> list[str]:
-        """A function that moves a lane from or to torch's memory."""
-        lines = [f"static void {name}(State& s, const int64_t* at, int64_t p, int l) {{"]
-        for k, (dtype, size) in enumerate(self.fields[:count]):
-            memory, lane = f"(({MEMORY[dtype]}*)at[{k}])[p * {size} + e]", f"LANE(s.f{k}[e], l)"
-            mask = dtype is torch.bool
-            move = f"{lane} = {'-' if mask else ''}{memory}"
-            if name == "store":
-                move = f"{memory} = {lane}{' != 0' if mask else ''}"
-            lines.append(f"LOOP for (int e = 0; e < {size}; ++e) {move};")
-        return [*lines, "}"]
+
+def _moves(name: str, fields: Sequence[Field]) -> list[str]:
+    """A function that moves a lane from or to torch's memory."""
+    lines = [f"static void {name}(State& s, const int64_t* at, int64_t p, int l) {{"]
+    for k, (dtype, size) in enumerate(fields):
+        memory, lane = f"(({STORED[dtype]}*)at[{k}])[p * {size} + e]", f"LANE(s.f{k}[e], l)"
+        mask = dtype is torch.bool
+        move = f"{lane} = {'-' if mask else ''}{memory}"
+        if name == "store":
+            move = f"{memory} = {lane}{' != 0' if mask else ''}"
+        lines.append(f"LOOP for (int e = 0; e < {size}; ++e) {move};")
+    return [*lines, "}"]
 
 
 def _pointers(kind: str, tensors: Sequence[Tensor], first: int) -> list[str]:
     return [
-        f"const auto {kind}{i} = (const {MEMORY[x.dtype]}*)at[{first + i}];"
+        f"const auto {kind}{i} = (const {STORED[x.dtype]}*)at[{first + i}];"
         for i, x in enumerate(tensors)
     ]
 
@@ -142,8 +131,9 @@ class LaneLibrary:
         self.call(addresses, states[0].shape[0], most, begins)
 
 
-def on_host(source: Any) -> Call | None:
-    """The library of a source, on the CPU; None if there is no compiler."""
+def on_host(text: str) -> Call | None:
+    """The library of a text, on the CPU; None if there is no compiler."""
+    source: Any = Text(text)
     native = library(source)
     if native is None:
         return None
@@ -193,13 +183,13 @@ def compiled(
     ]
     gpu = x.device.type in DRIVERS
     kind = lane_threads if gpu else lanes
-    source = LaneSource(fields, len(state), status(), running, routines, kind)
+    text = text_of(fields, len(state), status(), running, routines, kind)
     fixed = [*tapes[0].fixed, *tapes[1].fixed]
     if not gpu:
-        call = on_host(source)
+        call = on_host(text)
         return None if call is None else LaneLibrary(call, state, fixed)
     try:
-        call = lane_threads.on_device(source.text, x.device)
+        call = lane_threads.on_device(text, x.device)
         if call is None:
             return None
         made = LaneLibrary(call, state, fixed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from functional_optim.kernels.node import Node
@@ -37,7 +38,7 @@ class LaneLoops:
     def __init__(self, shape: Sequence[int], prefix: str = "i") -> None:
         self.shape = tuple(shape)
         self.looped = math.prod(shape) > UNROLLED
-        self.indices: list[Index] = [*all_of(shape)]
+        self.indices: list[Index] = [*product(*map(range, shape))]
         if self.looped:
             names = [f"{prefix}{k}" if size > 1 else 0 for k, size in enumerate(shape)]
             self.indices = [tuple(names)]
@@ -86,16 +87,6 @@ class LaneLoops:
         ]
         inner = [line for body in self.bodies for line in body]
         return [*self.before, *loops, "{", *inner, "}", *self.after]
-
-
-def all_of(shape: Sequence[int]) -> Iterator[Index]:
-    """All indices of a shape, in order."""
-    if not shape:
-        yield ()
-        return
-    for i in range(shape[0]):
-        for rest in all_of(shape[1:]):
-            yield (i, *rest)
 
 
 def flat(shape: Sequence[int], index: Index) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from functional_optim.kernels.lane_program import Program
 
 FACTORS = ("linalg_cholesky_ex.default[0]", "linalg_cholesky_ex.default[1]")
-TRIANGULAR = "linalg_solve_triangular.default"
 SYSTEMS = ("_linalg_solve_ex.default[0]", "_linalg_solve_ex.default[3]")
 SORTED = ("sort.stable[0]", "sort.stable[1]")
 
@@ -113,3 +113,12 @@ def sort(program: Program, node: Node) -> None:
     other = f"({'I' if which == 0 else VECTOR[x.dtype]}*)(scratch + {room})"
     both = f"{own}, {other}" if which == 0 else f"{other}, {own}"
     program.lines.append(f"ranked({both}, {program.buffers[x]}, {n});")
+
+
+DECOMPOSITIONS: dict[str, Callable[[Program, Node], None]] = {
+    **dict.fromkeys(FACTORS, cholesky),
+    "linalg_solve_triangular.default": triangular,
+    **dict.fromkeys(SYSTEMS, system),
+    **dict.fromkeys(SORTED, sort),
+}
+"""What writes such an operation, by its name."""

@@ -21,16 +21,7 @@ from functional_optim.kernels.lane_loops import (
     plus,
     size_of,
 )
-from functional_optim.kernels.lane_matrices import (
-    FACTORS,
-    SORTED,
-    SYSTEMS,
-    TRIANGULAR,
-    cholesky,
-    sort,
-    system,
-    triangular,
-)
+from functional_optim.kernels.lane_matrices import DECOMPOSITIONS
 from functional_optim.kernels.lane_rooms import placed
 from functional_optim.kernels.lane_views import source_of
 from functional_optim.kernels.lanes import VECTOR, Lanes, check
@@ -164,10 +155,7 @@ class Program:
             text = f"{node.op}{node.args[0]}[{flat(node.shape, index)}]"
             return self._let(Lanes.shared(text, node.dtype), nest)
         if ops.kind(node.op) == "fill":
-            value = ops.filled(node.op, node.args)
-            if isinstance(value, Node):
-                return Lanes.cast(self.value(value, (), nest), value.dtype, node.dtype)
-            return Lanes.constant(value, node.dtype)
+            return self._expression(node, index, nest)
         if node.op in JOINS:
             part, inner = self._part(node, index)
             return Lanes.cast(self.value(part, inner, nest), part.dtype, node.dtype)
@@ -201,12 +189,16 @@ class Program:
         """An operation on elements."""
         if node.op in BY_INDEX:
             return self._let(self._by_index(node, index, nest), nest)
+        return self._let(self._expression(node, index, nest), nest)
+
+    def _expression(self, node: Node, index: Index, nest: LaneLoops) -> str:
         printer = Lanes(nest.lines, self.counter)
 
         def name(x: Node) -> str:
             return self.value(x, broadcast(x.shape, index), nest)
 
-        return self._let(ops.expression(printer, node, name), nest)
+        text = ops.expression(printer, node, name)
+        return Lanes.wrapped(text) if node.dtype is torch.int32 else text
 
     def _by_index(self, node: Node, index: Index, nest: LaneLoops) -> str:
         """An element of a gather or a scatter along one dimension."""
@@ -243,14 +235,8 @@ class Program:
             self._in_loops(node, self._kind(node), self._reduce)
         elif node.op in PRODUCTS:
             self._alone(node, self._product)
-        elif node.op in FACTORS:
-            self._alone(node, partial(cholesky, self))
-        elif node.op == TRIANGULAR:
-            self._alone(node, partial(triangular, self))
-        elif node.op in SYSTEMS:
-            self._alone(node, partial(system, self))
-        elif node.op in SORTED:
-            self._alone(node, partial(sort, self))
+        elif node.op in DECOMPOSITIONS:
+            self._alone(node, partial(DECOMPOSITIONS[node.op], self))
         else:
             raise Unsuitable(f"the operation {node.op}")
 
@@ -360,7 +346,7 @@ class Program:
     def _reduce(self, node: Node) -> None:
         x = next(node.operands())
         gone, keeps, how = ops.reduced_dims(node), ops.keeps_dims(node), ops.REDUCE[node.op]
-        wide = node.dtype
+        wide = torch.int64 if node.dtype is torch.int32 else node.dtype
         if node.dtype.is_floating_point and how in ("sum", "mean"):
             wide = torch.float64
         elif how in ("any", "all") or node.dtype is torch.bool:
@@ -382,7 +368,7 @@ class Program:
     def _product(self, node: Node) -> None:
         """A product of matrices, as sums of products."""
         a, b = node.operands()
-        wide = torch.float64 if node.dtype is torch.float32 else node.dtype
+        wide = {torch.float32: torch.float64, torch.int32: torch.int64}.get(node.dtype, node.dtype)
         kind = node.op.partition(".")[0]
 
         def places(out: Index, k: Any) -> tuple[Index, Index]:

@@ -73,7 +73,7 @@ PRELUDE = (
 )
 
 DRIVER = r"""
-extern "C" __global__ void {symbol}(
+extern "C" __global__ void SYMBOL(
     const int64_t* at, int64_t count, int64_t most, int64_t begins)
 {{
     const int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

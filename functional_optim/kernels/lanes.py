@@ -25,15 +25,6 @@ VECTOR = {
 }
 """The vector of a value. That of bools is a mask: 0 or −1."""
 
-MEMORY = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.bool: "uint8_t",
-}
-"""The type of an element in torch's memory."""
-
 
 class Lanes(Cpp):
     """A printer of operations on vectors. Each function is overloaded for the types of vectors."""
@@ -76,13 +67,12 @@ class Lanes(Cpp):
     def power(self, x: str, e: float) -> str:
         return f"pow_of({x}, {self.const(e)})"
 
-    def const(self, x: Any) -> str:
-        return self.constant(x, self.dtype)
-
     @staticmethod
     def cast(x: str, old: torch.dtype, new: torch.dtype) -> str:
         check(old)
         check(new)
+        if new is torch.int32 and old is torch.int64:
+            return Lanes.wrapped(x)
         if old is new or (VECTOR[old] == VECTOR[new] and torch.bool not in (old, new)):
             return x
         if new is torch.bool:
@@ -90,6 +80,11 @@ class Lanes(Cpp):
         if old is torch.bool:
             return f"choice({x}, {Lanes.constant(1, new)}, {Lanes.constant(0, new)})"
         return f"__builtin_convertvector({x}, {VECTOR[new]})"
+
+    @staticmethod
+    def wrapped(x: str) -> str:
+        """An int64 as an int32 that has run over."""
+        return f"(({x} << 32) >> 32)"
 
     @staticmethod
     def constant(x: Any, dtype: torch.dtype) -> str:
@@ -295,7 +290,7 @@ static inline I positive(const D* l, int n)
 
 DRIVER = r"""
 /* Lanes of problems that run; each thread takes the next problem when a lane is free. */
-extern "C" void {symbol}(const int64_t* call)
+extern "C" void SYMBOL(const int64_t* call)
 {{
     const int64_t count = call[0], most = call[1], threads = call[2], begins = call[4];
     const int64_t* const at = call + 5;

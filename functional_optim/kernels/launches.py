@@ -45,6 +45,7 @@ class Launch:
         constants: for each tensor the constants that depend on its shape.
         threads: how many share the work.
         chunk: elements of a chunk.
+        wholes: for each tensor the rows that it has in all processes together.
     """
 
     def __init__(
@@ -56,14 +57,17 @@ class Launch:
         threads: int,
         *,
         chunk: int = CHUNK,
+        wholes: Sequence[int] | None = None,
     ) -> None:
         self.native = native
+        self.wholes = [own[0] for own in sizes] if wholes is None else wholes
+        self.table_rows: list[TableRow] = []  # none for a library without phases
         count = len(sizes)
         self.rows = array.array("q")
         for row, own in zip(rows, constants, strict=True):
             self.rows.extend(row)
             self.rows.extend([struct.unpack("<q", struct.pack("<d", x))[0] for x in own])
-        self.totals = array.array("d", bytes(8 * native.outputs))
+        self.totals = array.array("d", bytes(8 * native.source.outputs))
         self.call = array.array("q", bytes(8 * 17))
         self.call[15] = -1
         self.call[2], self.call[4] = self.rows.buffer_info()[0], count
@@ -75,17 +79,18 @@ class Launch:
             self.call[0], self.call[1] = self.table.buffer_info()[0], len(self.table) // 3
         else:
             self._set_table(sizes, threads, chunk)
+        several = self.call[1] if native.source.blocks else count
+        self.parts = array.array("q", bytes(8 * (native.source.outputs * several + count)))
+        self.call[10] = self.parts.buffer_info()[0]
 
-    def _set_table(
-        self, sizes: Sequence[Sequence[int]], threads: int, chunk: int
-    ) -> list[TableRow]:
-        """Make the table of tensors, and scratch memory. Returns the rows of the table."""
+    def _set_table(self, sizes: Sequence[Sequence[int]], threads: int, chunk: int) -> None:
+        """Make the table of tensors, and scratch memory."""
         entries = [math.prod(own[: len(self.native.source.graph.sizes)]) for own in sizes]
         # a thread that steps a large tensor alone is waited for
         limit = max(sum(entries) // (2 * threads), chunk) if threads > 1 else max(entries)
         order = sorted(range(len(sizes)), key=lambda i: -entries[i])
         large = sum(size > limit for size in entries)
-        rows = [self._row(i, own, chunk) for i, own in enumerate(sizes)]
+        self.table_rows = rows = [self._row(i, own, chunk) for i, own in enumerate(sizes)]
         self.table = array.array("q", [x for row, _, _ in rows for x in row])
         alone = max([rows[i][1] for i in order[large:]], default=0)
         together = max([rows[i][1] for i in order[:large]], default=0)
@@ -97,11 +102,6 @@ class Launch:
         self.call[11] = self.order.buffer_info()[0]
         self.call[12] = -(-self.scratch.data_ptr() // ALIGNED) * ALIGNED
         self.call[13], self.call[14] = alone, own
-        return rows
-
-    def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
-        """The rows that a tensor has in all processes together."""
-        return sizes[0]
 
     def _row(self, i: int, sizes: Sequence[int], chunk: int) -> TableRow:
         """A row of the table of tensors: sizes, rows of a chunk, chunks, rows of all processes, and
@@ -126,9 +126,13 @@ class Launch:
             if kind == PARTS:
                 size *= chunks
             used[local] += -(-size // ALIGNED) * ALIGNED
-        return [*sizes, rows, chunks, self.rows_of_all(i, sizes), *offsets], used[0], used[1]
+        return [*sizes, rows, chunks, self.wholes[i], *offsets], used[0], used[1]
 
-    def ready(
+    def ready(self, grads: list[Tensor], scalars: Any) -> Callable[[], tuple[float, ...]]:
+        """`bound` with the scalars of a step."""
+        return self.bound(grads, scalars.numbers)
+
+    def bound(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
     ) -> Callable[[], tuple[float, ...]]:
         """The call, which this object must outlive: it returns the sums over all tensors.
@@ -138,8 +142,8 @@ class Launch:
             numbers: of each rule, in tuples, which may hold tuples.
         """
         if READER and watch.module is not None:
-            launch, function = watch.module.launch, self.native.address
-            return partial(launch, function, self.address, grads, numbers, self.native.outputs)
+            launch, function, outputs = watch.module.launch, self.native.address, len(self.totals)
+            return partial(launch, function, self.address, grads, numbers, outputs)
         return partial(self._through_ctypes, grads, numbers)
 
     def _through_ctypes(
@@ -218,14 +222,8 @@ class Launches:
         if self.readable is not None:
             grads = self.readable(grads)
         if self.only is not None:
-            return [self.call(self.only, grads, scalars)]
-        return [self.call(one, [grads[i] for i in own], scalars) for own, one in self.found]
-
-    def call(
-        self, launch: Any, grads: list[Tensor], scalars: Any
-    ) -> Callable[[], tuple[float, ...]]:
-        """A launch with what it reads in this step."""
-        return launch.ready(grads, scalars.numbers)
+            return [self.only.ready(grads, scalars)]
+        return [one.ready([grads[i] for i in own], scalars) for own, one in self.found]
 
     def measure(self, grads: list[Tensor], scalars: Any) -> list[tuple[float, ...]]:
         """What the calls measure, in parts still to be summed."""
@@ -233,7 +231,7 @@ class Launches:
 
     def libraries(self) -> list[Native]:
         """The libraries that are called."""
-        return [launch.native for _, launch in self.found]
+        return [launch.native for _, launch in self.found if isinstance(launch, Launch)]
 
 
 def _flat(numbers: Sequence[Any]) -> Iterator[float]:

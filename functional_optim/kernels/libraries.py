@@ -8,12 +8,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.failures import NoCompiler, cause, refusal, warn_failed
 from functional_optim.kernels.interrupts import held, let_through
 from functional_optim.kernels.print_cpp import SYMBOL, Source
+
+
+class Text(NamedTuple):
+    """What a library is built from, if it is called otherwise than as a `Source` says."""
+
+    text: str
 
 
 class Native:
@@ -27,7 +33,6 @@ class Native:
         self.name = name
         self.found = found
         self.source = source
-        self.outputs = source.outputs
         library = ctypes.CDLL(str(path))
         self.call = getattr(library, SYMBOL)
         self.call.restype = None

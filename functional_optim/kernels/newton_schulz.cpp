@@ -358,24 +358,27 @@ template <class K> struct Crew {
 };
 
 /* The matrices, each by one thread; the last ones by all threads if they are large. */
-template <class K> static void all(const Call& c)
+/* Whether there was memory. */
+template <class K> static bool all(const Call& c)
 {
     const bool large = c.threads > 1 && up(c.m()) * up(c.n()) > (1 << 15);
     const int64_t rest = large ? c.count % c.threads : 0, whole = c.count - rest;
     const int64_t used = whole < c.threads ? whole : c.threads, spaces = used > rest ? used : rest;
     char* all = (char*)malloc(64 + spaces * Space<K>::bytes(c) + c.threads * Crew<K>::bytes(c));
+    if (!all) return false;
     char* memory = all + (64 - (uintptr_t)all % 64);
     if (whole) share(c.team, used, whole, 1, 2 * used, [&](int64_t i, int64_t thread) {
         Crew<K>{c, memory, spaces, i, 1, thread}.iterate();
     });
     if (rest) Crew<K>{c, memory, spaces, whole, rest, -1}.iterate();
     free(all);
+    return true;
 }
 
-extern "C" void SYMBOL(const int64_t* call)
+extern "C" void SYMBOL(int64_t* call)
 {
     const double* numbers = (const double*)call[10]; /* a lower bound, a factor, the triples */
     const Call c = {(const float*)call[0], (float*)call[1], call[2], call[3], call[4], call[5],
                     numbers + 2, call[6], call[7], call[8], (Team)call[9], numbers[0], numbers[1]};
-    all<Kind>(c);
+    call[11] = all<Kind>(c);
 }

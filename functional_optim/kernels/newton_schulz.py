@@ -18,27 +18,17 @@ from torch import Tensor
 from functional_optim.kernels import isa_levels
 from functional_optim.kernels.cpp import HEAD
 from functional_optim.kernels.launches import TEAM
-from functional_optim.kernels.libraries import library
-from functional_optim.kernels.print_cpp import SYMBOL
+from functional_optim.kernels.libraries import Text, library
 
 GRAIN = 1 << 15
 """Elements from which threads share the work."""
 
 
-class Iterations:
-    """What a library is built from. halves: whether it multiplies bfloat16."""
-
-    outputs = 0
-
-    def __init__(self, *, halves: bool) -> None:
-        text = Path(__file__).with_suffix(".cpp").read_text()
-        self.text = f"#define HALVES {halves:d}\n{HEAD}{text.replace('SYMBOL', SYMBOL)}"
-
-
 @functools.cache
 def source(*, halves: bool) -> Any:
-    """The source of a library."""
-    return Iterations(halves=halves)
+    """The source of a library. halves: whether it multiplies bfloat16."""
+    text = Path(__file__).with_suffix(".cpp").read_text()
+    return Text(f"#define HALVES {halves:d}\n{HEAD}{text}")
 
 
 def serves() -> bool:
@@ -56,7 +46,7 @@ def run(
     rounds: bool,
 ) -> Tensor | None:
     """A step for each triple, on contiguous float32 matrices (count, m, n); None, and nothing done,
-    if there is no library.
+    if there is no library, or no memory for it.
 
     eps, margin: lower bound and factor of the norm that the matrices are divided by. together:
     steps for which X Xᵀ is updated instead of computed again, in float32. rounds: round the result
@@ -70,6 +60,6 @@ def run(
     numbers = array.array("d", [eps, margin, *[x for triple in triples for x in triple]])
     threads = torch.get_num_threads() if G.numel() >= GRAIN else 1
     call = array.array("q", [G.data_ptr(), out.data_ptr(), *G.shape, len(triples), together])
-    call.extend([int(rounds), threads, TEAM, numbers.buffer_info()[0]])
+    call.extend([int(rounds), threads, TEAM, numbers.buffer_info()[0], 0])
     native.call(call.buffer_info()[0])
-    return out
+    return out if call[11] else None

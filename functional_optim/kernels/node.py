@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,7 @@ class RuleError(ValueError):
     """A rule that does what no step may: the text says what to do instead."""
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Node:
     """A value: the operation that makes it, and its operands.
 
@@ -52,43 +54,17 @@ class Node:
     for each dimension the axes that it consists of, see `laid_out`. axes: all of them.
     """
 
-    __slots__ = (
-        "args",
-        "axes",
-        "dims",
-        "dtype",
-        "host",
-        "index",
-        "kwargs",
-        "op",
-        "rule",
-        "shape",
-        "within",
-    )
-
-    def __init__(
-        self,
-        op: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        dtype: torch.dtype,
-        shape: Sequence[int],
-        *,
-        host: bool = False,
-        rule: int | None = None,
-        within: str = "",
-    ) -> None:
-        self.op = op
-        self.args = args
-        self.kwargs = kwargs
-        self.dtype = dtype
-        self.shape = tuple(shape)
-        self.host = host
-        self.rule = rule
-        self.within = within
-        self.index = -1
-        self.dims: tuple[tuple[int, ...], ...] = ()
-        self.axes: tuple[int, ...] = ()
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    host: bool = False
+    rule: int | None = None
+    within: str = ""
+    index: int = -1
+    dims: tuple[tuple[int, ...], ...] = ()
+    axes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"v{self.index}"
@@ -106,7 +82,21 @@ class Node:
 
     def operands(self) -> Iterator[Node]:
         """The values that it reads."""
-        for x in (*self.args, *self.kwargs.values()):
-            for y in x if isinstance(x, tuple) else (x,):
-                if isinstance(y, Node):
-                    yield y
+        return nodes_in((*self.args, *self.kwargs.values()))
+
+
+def nodes_in(arguments: Iterable[Any]) -> Iterator[Node]:
+    """The values among arguments, also those of tuples."""
+    for x in arguments:
+        for y in x if isinstance(x, tuple) else (x,):
+            if isinstance(y, Node):
+                yield y
+
+
+def indexed(x: Any) -> Any:
+    """An argument with indices instead of values."""
+    if isinstance(x, dict):
+        return {key: indexed(y) for key, y in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(indexed, x))
+    return ("node", x.index) if isinstance(x, Node) else x

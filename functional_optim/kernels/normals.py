@@ -12,26 +12,20 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import gpu_normals
-from functional_optim.kernels.counters import NOISE, PHILOX, named
+from functional_optim.kernels.counters import NOISE, PHILOX
 from functional_optim.kernels.cpp import HEAD
 from functional_optim.kernels.launches import TEAM
-from functional_optim.kernels.libraries import library
-from functional_optim.kernels.print_cpp import SYMBOL
+from functional_optim.kernels.libraries import Text, library
 
 BLOCK = 1 << 12
 """Numbers that a thread makes at once; of pairs, the first ones."""
 
 
-class Normals:
-    """What a library is built from."""
-
-    outputs = 0
-    text = (
-        HEAD
-        + NOISE
-        + PHILOX
-        + named(
-            r"""
+LIBRARY: Any = Text(
+    HEAD
+    + NOISE
+    + PHILOX
+    + r"""
 /* For counters, two independent standard normal numbers each. */
 static APART void pairs(
     float* __restrict__ const a, float* __restrict__ const b, const int64_t start,
@@ -74,8 +68,8 @@ extern "C" void SYMBOL(const int64_t* call)
     share((Team)call[6], call[7], blocks, 1, 2 * call[7], each);
 }
 """
-        )
-    ).replace("SYMBOL", SYMBOL)
+)
+"""Normal numbers in C++."""
 
 
 def fill(out: Tensor, key: Tensor) -> bool:
@@ -85,7 +79,7 @@ def fill(out: Tensor, key: Tensor) -> bool:
     key: the 64 bits of the stream's name, 0-dim int64.
     """
     if out.device.type != "cpu":
-        return gpu_normals.fill(out, key)
+        return gpu_normals.run(gpu_normals.NORMALS, out, key, out.shape[1])
     return _filled(out, out.shape[1], [int(key), 0], 0)
 
 
@@ -93,14 +87,14 @@ def fill_noise(out: Tensor, keys: Tensor) -> bool:
     """The same for a contiguous tensor of any shape, float32 or float64, with the numbers of
     `core.randomness.noise`. keys: both of them, (2,) int64."""
     if out.device.type != "cpu":
-        return out.dtype is torch.float32 and gpu_normals.fill_noise(out, keys)
+        single = out.dtype is torch.float32
+        return single and gpu_normals.run(gpu_normals.NOISE, out, keys, out.numel())
     return _filled(out, out.numel(), keys.tolist(), out.element_size())
 
 
 def _filled(out: Tensor, count: int, keys: list[int], kind: int) -> bool:
     """kind: 0 for pairs, or the bytes of an element of noise."""
-    source: Any = Normals()
-    native = library(source)
+    native = library(LIBRARY)
     if native is None:
         return False
     threads = torch.get_num_threads() if count > BLOCK else 1

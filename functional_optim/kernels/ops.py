@@ -72,6 +72,9 @@ REDUCE = {
 }
 """Operations that make one value of several elements."""
 
+COMBINED = {"mean": "sum", "any": "max", "all": "min"}
+"""How parts of a reduction are put together, where that is not what it does."""
+
 CAST = "_to_copy.default"
 
 BITS = "view.dtype"

@@ -164,31 +164,30 @@ for _name, _call in (("atan2", "default"), ("hypot", "default"), ("copysign", "T
     POINT[f"{_name}.{_call}"] = lambda b, n, x, y, _name=_name: b.call(_name, x, y)
 
 
+POWERS: dict[float, Callable[[Any, str], str]] = {
+    1: lambda b, x: x,
+    2: lambda b, x: b.mul(x, x),
+    3: lambda b, x: b.mul(b.mul(x, x), x),
+    0.5: lambda b, x: b.sqrt(x),
+    -0.5: lambda b, x: b.div(b.const(1.0), b.sqrt(x)),
+    -1: lambda b, x: b.div(b.const(1.0), x),
+    -2: lambda b, x: b.div(b.const(1.0), b.mul(x, x)),
+}
+"""The squares and roots among powers, as ATen computes them."""
+
+
 @_op("pow.Tensor_Scalar")
 def _power(b: Any, n: Node, x: str, e: str) -> str:
-    """The squares and roots among powers, as ATen computes them."""
     known = n.args[1]
     if n.dtype.is_floating_point and n.dtype.itemsize == 2 and known not in (1, 2, 3):
         return b.call("pow", x, e)  # by an exponent that is rounded, too
     if not b.dtype.is_floating_point and known not in (1, 2, 3):
         raise Unsuitable("a power of integers", n.rule)
-    if isinstance(known, (int, float)):
-        if known == 1:
-            return x
-        if known == 2:
-            return b.mul(x, x)
-        if known == 3:
-            return b.mul(b.mul(x, x), x)
-        if known == -1:
-            return b.div(b.const(1.0), x)
-        if known == -2:
-            return b.div(b.const(1.0), b.mul(x, x))
-        if known == 0.5:
-            return b.sqrt(x)
-        if known == -0.5:
-            return b.div(b.const(1.0), b.sqrt(x))
-        if not float(known).is_integer() and math.isfinite(known):
-            return b.power(x, float(known))
+    if known in POWERS:
+        return POWERS[known](b, x)
+    plain = isinstance(known, (int, float)) and math.isfinite(known)
+    if plain and not float(known).is_integer():
+        return b.power(x, float(known))
     return b.call("pow", x, e)
 
 
@@ -200,31 +199,17 @@ def _any_power(b: Any, n: Node, x: str, e: str) -> str:
     found = b.call("pow", x, e)
     if n.op == "pow.Scalar" or not n.args[1].host:
         return found
-    root, square = b.let(b.sqrt(x)), b.let(b.mul(x, x))
-    known = {
-        1.0: x,
-        2.0: square,
-        3.0: b.mul(square, x),
-        0.5: root,
-        -0.5: b.div(_one(b), root),
-        -1.0: b.div(_one(b), x),
-        -2.0: b.div(_one(b), square),
-    }
-    for value, text in known.items():
-        found = b.select(b.eq(e, b.const(value)), text, found)
+    for value, write in POWERS.items():
+        found = b.select(b.eq(e, b.const(value)), write(b, x), found)
     return found
-
-
-def _one(b: Any) -> str:
-    return b.const(1.0)
 
 
 POINT |= {
     "div.Tensor": lambda b, n, x, y: b.div(x, y),
     "div.Scalar": lambda b, n, x, y: b.div(x, y),
-    "reciprocal.default": lambda b, n, x: b.div(_one(b), x),
+    "reciprocal.default": lambda b, n, x: b.div(b.const(1.0), x),
     "sqrt.default": lambda b, n, x: b.sqrt(x),
-    "rsqrt.default": lambda b, n, x: b.div(_one(b), b.sqrt(x)),
+    "rsqrt.default": lambda b, n, x: b.div(b.const(1.0), b.sqrt(x)),
     "neg.default": lambda b, n, x: b.neg(x),
     "abs.default": lambda b, n, x: b.abs(x),
     "square.default": lambda b, n, x: b.mul(x, x),
@@ -247,5 +232,7 @@ POINT |= {
     ),
     "logical_not.default": lambda b, n, x: b.eq(x, b.const(0)),
     "bitwise_not.default": lambda b, n, x: b.not_(x),
-    "sigmoid.default": lambda b, n, x: b.div(_one(b), b.add(_one(b), b.call("exp", b.neg(x)))),
+    "sigmoid.default": lambda b, n, x: b.div(
+        b.const(1.0), b.add(b.const(1.0), b.call("exp", b.neg(x)))
+    ),
 }

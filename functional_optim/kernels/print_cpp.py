@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from functional_optim.kernels import ops
 from functional_optim.kernels.counters import NOISE
-from functional_optim.kernels.cpp import BLOCKS, HEAD, MATH, PHASES, STORED, VALUE
+from functional_optim.kernels.cpp import BLOCKS, CALL, HEAD, MATH, PHASES, STORED, VALUE
 from functional_optim.kernels.cpp_loops import Function, Kept
 from functional_optim.kernels.cuts import Nest, Plan
 from functional_optim.kernels.graph import Graph
@@ -21,7 +21,7 @@ from functional_optim.kernels.node import Node, Unsuitable
 from functional_optim.kernels.tidied import tidied
 
 SYMBOL = "SYMBOL"
-"""Stands for the name of a library's function, which has the digest of the text in it."""
+"""The name of a library's function."""
 
 BLOCK = 1 << 12
 """Elements of a chunk of a tensor that is seen as 1-D."""
@@ -81,7 +81,7 @@ class Source:
     def _place(self, node: Node) -> None:
         how = ops.REDUCE[node.op] if self.plan.reduces(node) else ""
         kept = self.kept[node] = Kept(node, how, local=node in self.plan.local)
-        size = {"double": 8, "int64_t": 8, "float": 4, "int32_t": 4, "int16_t": 2}.get(kept.kind, 1)
+        size = kept.dtype.itemsize
         if not (kept.local and self.fixed(kept.axes)):
             kept.place = len(self.layout)
             self.layout.append((size, _mask(kept.axes), LOCAL if kept.local else WHOLE))
@@ -126,11 +126,12 @@ class Source:
 
     def _combination(self, node: Node) -> str:
         kept = self.kept[node]
-        how = {"max": "Max", "any": "Max", "min": "Min", "all": "Min"}.get(kept.how, "Sum")
         total = f"({kept.kind}*)(t.scratch + t.at[{kept.place}])"
         parts = f"(const {kept.kind}*)(t.scratch + t.at[{kept.parts}])"
         length = " * ".join(["(int64_t)1", *[f"t.size[{i}]" for i in node.axes]])
-        return f"combine<{how}>({total}, {parts}, t.size[{self.sizes} + 1], {length});"
+        how = kept.combined.title()
+        none = f"({kept.kind}){1 if kept.how == 'all' else 0}"
+        return f"combine<{how}>({total}, {parts}, t.size[{self.sizes} + 1], {length}, {none});"
 
     def _function(self, name: str, nests: Sequence[Nest], *, chunked: bool) -> None:
         function = Function(self, chunked=chunked)
@@ -143,10 +144,7 @@ class Source:
 
     def _driver(self, steps: str) -> str:
         width = len(self.graph.inputs) - 1 + len(self.graph.places)
-        if self.blocks:
-            return BLOCKS.format(symbol=SYMBOL, width=width, outputs=self.outputs)
-        return PHASES.format(
-            symbol=SYMBOL,
+        body = (BLOCKS if self.blocks else PHASES).format(
             sizes=self.sizes,
             places=self.sizes + 3,
             columns=self.sizes + 3 + len(self.layout),
@@ -154,16 +152,12 @@ class Source:
             outputs=self.outputs,
             steps=steps,
         )
+        several = "first" if self.blocks else "count"
+        return CALL.format(outputs=self.outputs, several=several, body=body)
 
 
-@functools.lru_cache(maxsize=1024)
-def source_of(graph: Graph) -> Source:
-    """The library of a graph.
-
-    Raises:
-        Unsuitable: for a dtype that C++ has not.
-    """
-    return Source(graph)
+source_of = functools.lru_cache(maxsize=1024)(Source)
+"""The library of a graph, which may be Unsuitable: for a dtype that C++ has not."""
 
 
 def _mask(axes: Sequence[int]) -> int:

@@ -75,7 +75,16 @@ class Pass(NamedTuple):
 def how(node: Node) -> str:
     """What a reduction does: sum, max or min."""
     found = ops.REDUCE[node.op]
-    return {"mean": "sum", "any": "max", "all": "min"}.get(found, found)
+    return ops.COMBINED.get(found, found)
+
+
+def _is_wide(node: Node) -> bool:
+    """Whether an integer may have more than the 53 bits of a float64, in which programs put their
+    parts together."""
+    if node.op == ops.CAST and node.dtype is torch.int64:
+        node = node.args[0]
+        return node.dtype is torch.int64 or node.dtype.is_floating_point
+    return node.dtype is torch.int64
 
 
 def crosses(graph: Graph, node: Node) -> bool:
@@ -129,6 +138,8 @@ class TritonSource:
     def __init__(self, graph: Graph) -> None:
         for node in graph.nodes:
             type_of(node.dtype)
+            if crosses(graph, node) and any(map(_is_wide, node.operands())):
+                raise Unsuitable(f"{node.what} of int64", node.rule)
         self.graph = graph
         self.passes = passes(graph)
         self.sizes = len(graph.sizes) + (graph.block > 0)
@@ -157,14 +168,8 @@ class TritonSource:
         return [x.text(variant, config) for x in self.kernels]
 
 
-@functools.lru_cache(maxsize=1024)
-def source_of(graph: Graph) -> TritonSource:
-    """The launches of a graph.
-
-    Raises:
-        Unsuitable: for a dtype or a reduction that Triton kernels do not have.
-    """
-    return TritonSource(graph)
+source_of = functools.lru_cache(maxsize=1024)(TritonSource)
+"""The launches of a graph, which may be Unsuitable: for a dtype or a reduction."""
 
 
 class KernelSource:
@@ -251,10 +256,13 @@ class KernelSource:
         text = f"tl.load({address}{mask})"
         if node.op == "input":
             return text
+        gone = [i for i in next(node.operands()).axes if i not in node.axes]
+        places = [self.source.sizes - 1] if self.graph.block else gone
+        count = f"({' * '.join([f'n_{i}' for i in places])})"
         if ops.REDUCE[node.op] == "mean":
-            gone = [i for i in next(node.operands()).axes if i not in node.axes]
-            count = [self.source.sizes - 1] if self.graph.block else gone
-            text = f"({text} / ({' * '.join([f'n_{i}' for i in count])}).to(tl.float64))"
+            text = f"({text} / {count}.to(tl.float64))"
+        if ops.REDUCE[node.op] == "all":  # of no element it is true
+            text = f"tl.where({count} == 0, 1.0, {text})"
         return Triton.cast(text, torch.float64, node.dtype)
 
     def _within(self, node: Node) -> str:

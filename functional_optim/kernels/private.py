@@ -86,6 +86,8 @@ DispatchMode: Any = _found(NAMES[7])
 eagerly. Assign that method after the class statement: torch wraps one that is defined there, so
 that the first operation imports torch._dynamo, in a second."""
 
+ModeBase: Any = DispatchMode or object
+
 
 def constant_while_traced(fn: F) -> F:
     """A function of constants that is called while others are traced, and not traced itself.

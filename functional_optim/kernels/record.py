@@ -20,7 +20,7 @@ from functional_optim.kernels.asked import Given, memory_of
 from functional_optim.kernels.decomposed import DECOMPOSED
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Node, RuleError, Unsuitable, reached
-from functional_optim.kernels.private import DispatchMode
+from functional_optim.kernels.private import DispatchMode, ModeBase
 
 Results = tuple[Sequence[Tensor | None], Sequence[Tensor]]
 """The results of a body on a leaf: new values of its tensors, None for one that does not change,
@@ -40,10 +40,7 @@ All sizes are primes, so that a product of neighbouring ones tells which they ar
 same dimensions differ between both, so that no constant is taken for a size."""
 
 
-BASE: Any = DispatchMode or object
-
-
-class Recorder(BASE):
+class Recorder(ModeBase):
     """Records the operations that run under it.
 
     name: of the rule at an index, for texts. keep: hold on to all values, so that no memory is used
@@ -80,9 +77,8 @@ class Recorder(BASE):
         host: bool = False,
     ) -> Node:
         """A new node, whose value is x."""
-        node = Node(
-            op, args, kwargs or {}, x.dtype, x.shape, host=host, rule=self.rule, within=self.within
-        )
+        shape, own = tuple(x.shape), kwargs or {}
+        node = Node(op, args, own, x.dtype, shape, host, self.rule, self.within)
         self.graph.add(node)
         x._functional_optim_node = node  # pyright: ignore[reportAttributeAccessIssue]
         key = memory_of(x)
@@ -364,7 +360,7 @@ def record(
     count: int,
     name: Callable[[int | None], str],
     *,
-    keep: bool = True,
+    keep: bool,
 ) -> Graph:
     """What a body does to tensors, and to scalars of the step.
 
@@ -380,30 +376,22 @@ def record(
     """
     if DispatchMode is None:
         raise Unsuitable("operations that this torch does not show")
-    with torch.inference_mode(False):  # in which torch would show other operations
-        return _recorded(body, tensors, count, Recorder(name, keep=keep))
-
-
-def _recorded(
-    body: Callable[[Recorder, list[Tensor], Tensor], Results],
-    tensors: Sequence[Tensor],
-    count: int,
-    recorder: Recorder,
-) -> Graph:
-    mine: list[Tensor] = [x.detach().clone().as_subclass(Given) for x in tensors]
-    for i, x in enumerate(mine):
-        x._functional_optim_recorder = recorder  # pyright: ignore[reportAttributeAccessIssue]
-        recorder.graph.inputs.append(recorder.note(x, "input", (i,)))
-    recorder.given_storages = set(map(memory_of, mine))
-    vector = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64, device="cpu")[:count]
-    recorder.note(vector, "vector")
-    with torch.no_grad(), recorder:
-        new, found = body(recorder, mine, vector)
+    recorder = Recorder(name, keep=keep)
     graph = recorder.graph
-    for i, x in enumerate(new):
-        if x is not None and recorder.given(x) is not graph.inputs[i]:
-            graph.stores.append((i, recorder.given(x)))
-    graph.results = [recorder.given(x) for x in found]
+    with torch.inference_mode(False):  # in which torch would show other operations
+        mine: list[Tensor] = [x.detach().clone().as_subclass(Given) for x in tensors]
+        for i, x in enumerate(mine):
+            x._functional_optim_recorder = recorder  # pyright: ignore[reportAttributeAccessIssue]
+            graph.inputs.append(recorder.note(x, "input", (i,)))
+        recorder.given_storages = set(map(memory_of, mine))
+        vector = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64, device="cpu")[:count]
+        recorder.note(vector, "vector")
+        with torch.no_grad(), recorder:
+            new, found = body(recorder, mine, vector)
+        for i, x in enumerate(new):
+            if x is not None and recorder.given(x) is not graph.inputs[i]:
+                graph.stores.append((i, recorder.given(x)))
+        graph.results = [recorder.given(x) for x in found]
     return graph.pruned()
 
 

@@ -17,17 +17,16 @@ from torch.overrides import TorchFunctionMode
 from functional_optim.kernels import ops
 from functional_optim.kernels.asked import READING
 from functional_optim.kernels.decomposed import DECOMPOSED, OF_DERIVATIVES
-from functional_optim.kernels.node import Node, Unsuitable, reached
-from functional_optim.kernels.private import DispatchMode
+from functional_optim.kernels.node import Node, Unsuitable, indexed, nodes_in, reached
+from functional_optim.kernels.private import DispatchMode, ModeBase
 
-BASE: Any = DispatchMode or object
 SEVERAL = {**DECOMPOSED, **OF_DERIVATIVES}
 CONSTANT = ("full.default", "fixed")
 """Values that are the same at each call."""
 READS = ("_local_scalar_dense.default", "equal.default", "is_nonzero.default")
 
 
-class Tape(BASE):
+class Tape(ModeBase):
     """Records the operations that run under it.
 
     nodes: all values. captured: tensors met while `capturing`, in their order. fixed: other
@@ -72,7 +71,7 @@ class Tape(BASE):
         fits = x.device == self.device or x.device.type == "cpu"
         if not x.numel() or not fits or x.layout is not torch.strided:
             raise Unsuitable(f"a tensor of shape {tuple(x.shape)} on {x.device}")
-        node = Node(op, args, kwargs, x.dtype, x.shape)
+        node = Node(op, args, kwargs, x.dtype, tuple(x.shape))
         node.index = len(self.nodes)
         node.axes = tuple(range(x.dim()))
         self.nodes.append(node)
@@ -142,10 +141,10 @@ class Tape(BASE):
 
     def _result(self, x: Tensor, op: str, args: Any, given: Any, named: dict[str, Any]) -> None:
         if self.inside:
-            self._said(op, (op, _plain(given), _plain(named)), x)
+            self._said(op, (op, indexed(given), indexed(named)), x)
         if any(isinstance(y, Tensor) and _key(y) == _key(x) for y in args):
             return  # the same elements in the same order
-        operands = [y for y in _flat((given, named)) if isinstance(y, Node)]
+        operands = [*nodes_in((*given, *named.values()))]
         if ops.kind(op) == "fill" and not isinstance(ops.filled(op, given), Node):
             operands = []
         if all(y.op in CONSTANT for y in operands):
@@ -178,7 +177,7 @@ class Tape(BASE):
                 raise Unsuitable("a copy into another dtype or shape")
             plain, given = "clone.default", given[1:2]
         if self.inside:
-            self._said(op, (op, _plain(given), _plain(named)), target)
+            self._said(op, (op, indexed(given), indexed(named)), target)
         if plain == "zero.default":
             self._note(target, "full.default", (tuple(target.shape), 0), {})
         else:
@@ -248,25 +247,6 @@ def _key(x: Tensor) -> Any:
 
 def _written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _flat(x: Any) -> Iterator[Any]:
-    if isinstance(x, dict):
-        x = tuple(x.values())
-    if isinstance(x, tuple):
-        for y in x:
-            yield from _flat(y)
-    else:
-        yield x
-
-
-def _plain(x: Any) -> Any:
-    """Arguments with indices instead of nodes."""
-    if isinstance(x, dict):
-        return tuple([(key, _plain(y)) for key, y in x.items()])
-    if isinstance(x, tuple):
-        return tuple(map(_plain, x))
-    return ("node", x.index) if isinstance(x, Node) else x
 
 
 def _simpler(node: Node) -> Node | None:

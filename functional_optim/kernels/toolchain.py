@@ -15,7 +15,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -90,9 +89,7 @@ def names_of(text: str) -> list[str]:
 def digest(text: str, level: isa_levels.Level | None) -> str:
     """What a kernel is known by: its text, the flags, and the processors that can run it."""
     processor = sorted(isa_levels.features()) if level is None else []
-    here = (sys.platform, platform.machine())
-    whole = repr((text, FLAGS, target(level), processor, here))
-    return hashlib.sha256(whole.encode()).hexdigest()[:40]
+    return disk_cache.name_of(text, *FLAGS, *target(level), *processor, suffix="")
 
 
 def _identity() -> str:

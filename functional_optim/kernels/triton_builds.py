@@ -17,7 +17,6 @@ from torch import Tensor
 from functional_optim.kernels import disk_cache
 from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher
 from functional_optim.kernels.interrupts import let_through
-from functional_optim.kernels.node import NumberSource
 from functional_optim.kernels.print_triton import KernelVariant, TritonSource
 from functional_optim.kernels.triton_compiler import OPTIONS
 from functional_optim.kernels.triton_launch import Gradients, Tables
@@ -45,17 +44,11 @@ class TritonKernel:
         self.driver = DRIVERS[device.type]
         self.known: dict[KernelVariant, list[Launcher]] = {}
 
-    def launchers(
-        self,
-        sources: tuple[NumberSource, ...],
-        aligned: bool,
-        skips: bool,
-        check: Callable[[Run], None],
-    ) -> list[Launcher]:
+    def launchers(self, variant: KernelVariant, check: Callable[[Run], None]) -> list[Launcher]:
         """A kernel for each launch of the graph.
 
         Args:
-            sources, aligned, skips: which variant, see `KernelVariant`.
+            variant: which of them.
             check: raises an exception unless kernels that are new do what the rules do.
 
         Raises:
@@ -63,7 +56,6 @@ class TritonKernel:
             Unsuitable: if they do something else than the rule.
             Exception: whatever goes wrong in Triton.
         """
-        variant = KernelVariant(sources, aligned, skips)
         if variant not in self.known:
             if self.driver.capturing():
                 raise CaptureError(
@@ -129,19 +121,13 @@ class TritonKernel:
         tables = Tables(self.source, self.device, sizes, rows, constants)
         addresses = [leaf[0].data_ptr() for leaf in leaves]
         tables.divide(addresses)
-        grads, nothing = Gradients(self.device, len(leaves)), torch.zeros((), device=self.device)
+        grads = Gradients(self.device, len(leaves))
         wide = torch.tensor(numbers, dtype=torch.float64, device="cpu").to(self.device)
+        pairs = zip(numbers, wide.unbind(), variant.sources, strict=True)
+        given = [x if source == "value" else there for x, there, source in pairs]
+        skip = torch.zeros((), device=self.device) if variant.skips else None
         both = dict.fromkeys((True, False), launchers)
-
-        def run() -> Sequence[Any]:
-            given = [
-                x if source == "value" else wide.data_ptr() + 8 * i
-                for i, (x, source) in enumerate(zip(numbers, variant.sources, strict=True))
-            ]
-            skip = nothing.data_ptr() if variant.skips else None
-            return tables.run(both, grads.address(addresses), given, skip)
-
-        return run
+        return lambda: tables.run(both, grads.address(addresses), given, skip)
 
 
 def trial_shapes(source: TritonSource, p: Tensor) -> list[tuple[int, ...]]:

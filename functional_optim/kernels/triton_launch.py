@@ -241,23 +241,26 @@ class Tables:
         launchers: dict[bool, list[Launcher]],
         grads: int,
         numbers: Sequence[Any],
-        skip: int | None,
+        skip: Tensor | None,
+        alive: Any = None,
     ) -> Sequence[Tensor]:
         """Make all launches; returns the results, summed over all tensors.
 
         Args:
             launchers: the kernels of aligned tensors, and those of others.
             grads: where the addresses of the gradients are on the device.
-            numbers: those of the step, as values or addresses.
-            skip: where a float32 is that says whether all is left out.
+            numbers: those of the step, as values or tensors of no dimensions.
+            skip: a float32 that says whether all is left out.
+            alive: what must not be freed before.
         """
         count = len(self.source.graph.results)
         totals = torch.empty(count, dtype=torch.float64, device=self.device) if count else None
         chunks, rows = self.chunks.data_ptr(), self.table.data_ptr()
+        args = [x.data_ptr() if isinstance(x, Tensor) else x for x in numbers]
         for k, (own, stage) in enumerate(zip(self.source.kernels, self.stages, strict=True)):
-            given = [rows, grads, *[numbers[i] for i in own.numbers]]
+            given = [rows, grads, *[args[i] for i in own.numbers]]
             if skip is not None and own.own.stores:
-                given.append(skip)
+                given.append(skip.data_ptr())
             for even, first, programs in stage.parts:
                 launchers[even][k](programs, [chunks + 8 * first, *given])
             base = totals.data_ptr() if own.own.found and totals is not None else 0

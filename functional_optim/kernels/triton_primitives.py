@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functional_optim.kernels.counters import noise_lines
-from functional_optim.kernels.cpp import HALF, SHORT, STORED, Cpp
+from functional_optim.kernels.cpp import HALF, SHORT, STORED, Cpp, check_no_float8
 from functional_optim.kernels.node import Unsuitable
 
 TYPES = {
@@ -90,6 +90,7 @@ class Triton(Cpp):
     def cast(x: str, old: torch.dtype, new: torch.dtype) -> str:
         if old is new:
             return x
+        check_no_float8(new)
         if new is torch.bool:
             return f"({x} != 0)"
         if old is torch.float64 and new in HALF:  # as the CPU rounds, by way of float32

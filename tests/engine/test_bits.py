@@ -1,7 +1,9 @@
 """The bits of compiled steps: those of ATen, and the same for any number of threads."""
 
 import math
+import os
 import re
+import resource
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
 from functional_optim.core import traits
-from functional_optim.kernels import ops
+from functional_optim.kernels import ops, print_triton
+from functional_optim.kernels.comparison import compare
+from functional_optim.kernels.node import Unsuitable
+from functional_optim.linalg import newton_schulz
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -228,3 +233,96 @@ def test_sums_do_not_depend_on_threads_and_are_right_to_two_bits(dtype, nan):
             assert most <= (2 if key in ADDED and dtype is not torch.float64 else 0) or (
                 key in ADDED and torch.allclose(found, x.to(found.dtype), 1e-12, equal_nan=True)
             ), (name, key, most)
+
+
+# ---------------------------------------------------------------- integers, and no elements
+class Found(NamedTuple):
+    """Of all elements."""
+
+    total: Tensor
+    largest: Tensor
+    every: Tensor
+
+
+def found(p: Tensor) -> Found:
+    """Slots of a rule before its first step."""
+    wide = torch.zeros((), dtype=torch.int64)
+    return Found(wide, wide.clone(), torch.zeros((), dtype=torch.bool))
+
+
+def hashed(u: Tensor) -> Tensor:
+    """Integers that need all of 64 bits."""
+    return u.view(torch.int32).to(torch.int64) * 2654435761 + 12345678912345
+
+
+def finding(u: Tensor, slots: Found, p: Tensor) -> Any:
+    wide = hashed(u)
+    return u, Found(wide.sum(), wide.max(), (u == u).all())
+
+
+@pytest.mark.parametrize("shape", [(37,), (5000,), (200, 300)], ids=str)
+def test_integers_of_64_bits_are_put_together_exactly(shape):
+    tx, g = fo.leafwise(found, finding, name="finding"), torch.randn(shape)
+    _, state = fo.compile(tx, strict=True)(g, tx.init(g), torch.zeros(shape))
+    assert int(state.slots["total"]) == int(hashed(g).sum())
+    assert int(state.slots["largest"]) == int(hashed(g).max())
+
+
+def test_programs_of_a_gpu_do_not_put_them_together():
+    tx = fo.leafwise(found, finding, name="finding")
+    with pytest.raises(Unsuitable, match="sum of int64"):
+        print_triton.source_of(traits.graph_of(tx.placements[0], torch.ones(3)))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (4, 2)], ids=str)
+def test_all_of_no_element_is_true(shape):
+    def update(u: Tensor, slots: Found, p: Tensor) -> Any:
+        return u, slots._replace(every=(u == u).all())
+
+    tx, g = fo.leafwise(found, update, name="every"), torch.ones(shape)
+    _, state = fo.compile(tx, strict=True)(g, tx.init(g), torch.zeros(shape))
+    assert bool(state.slots["every"])
+
+
+def test_a_wrong_number_of_a_kernel_is_seen():
+    compare(torch.tensor(5), torch.tensor(5))
+    with pytest.raises(Unsuitable):
+        compare(torch.tensor(5), torch.tensor(7))
+
+
+class Eight(NamedTuple):
+    """A slot of 8 bits that its rule rounds itself."""
+
+    m: Tensor
+
+
+def test_a_cast_to_float8_is_left_to_torch():
+    def init(p: Tensor) -> Eight:
+        return Eight(torch.zeros_like(p, dtype=torch.float8_e4m3fn))
+
+    def update(u: Tensor, slots: Eight, p: Tensor) -> Any:
+        m = slots.m.to(torch.float32) * 0.5 + u
+        return m, Eight(m.to(torch.float8_e4m3fn))
+
+    tx, g = fo.leafwise(init, update, name="rounded"), torch.randn(100)
+    _, state = tx.update(g, tx.init(g), g)
+    _, kept = fo.compile(tx, strict=True)(g, tx.init(g), g)
+    assert torch.equal(kept.slots["m"].float(), state.slots["m"].float())
+
+
+def test_memory_that_is_refused_raises_torchs_error():
+    small, large = torch.ones(8, 8), torch.ones(2048, 2048)
+    newton_schulz(small, dtype=torch.float32)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + (20 << 20),) * 2)
+            newton_schulz(large, dtype=torch.float32)
+        except RuntimeError as error:
+            code = "memory" not in str(error)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -451,6 +451,8 @@ EXACT = {
         [torch.stack([x, x.sin()]).reshape(-1), torch.stack([x.cos(), x]).reshape(-1)]
     ).diff(),
     "half": lambda x, a: x - a.bfloat16().double(),
+    "over": lambda x, a: x - 1e-9 * ((1e9 * a).int() * 7 - (3e9 * a).long().int()),
+    "sums": lambda x, a: x - 1e-9 * ((1e9 * a).int() * 3).sum(0, keepdim=True, dtype=torch.int32),
 }
 M3 = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 5.0]], **F64)
 

@@ -176,5 +176,5 @@ def test_a_kernel_of_a_gpu_makes_the_same_noise(n):
     keys = keys_of(KEYS[1], KEYS[2])
     with installed("cpu", Host()):
         found = torch.empty(n)
-        assert gpu_normals.fill_noise(found, keys)
+        assert gpu_normals.run(gpu_normals.NOISE, found, keys, n)
     torch.testing.assert_close(found, drawn(keys, n), rtol=0, atol=2e-6)

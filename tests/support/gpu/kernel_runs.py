@@ -155,7 +155,7 @@ class Table:
         assert native is not None
         rows = [list(map(Tensor.data_ptr, leaf[1:])) for leaf in leaves]
         launch = kernels.Launch(native, self.sizes, rows, self.constants, 1)
-        totals = launch.ready([leaf[0] for leaf in leaves], [tuple(self.numbers)])()
+        totals = launch.bound([leaf[0] for leaf in leaves], [tuple(self.numbers)])()
         return leaves, list(totals)
 
     def by_triton(
@@ -201,11 +201,11 @@ class Table:
                 self.memory.allow(x, writable=False)
             self.memory.allow(tables.scratch)
             numbers = [
-                x if kind == "value" else wide.data_ptr() + 8 * i
+                x if kind == "value" else wide[i]
                 for i, (x, kind) in enumerate(zip(self.numbers, own, strict=True))
             ]
             both = dict.fromkeys((True, False), launchers)
-            totals = tables.run(both, at, numbers, None if skip is None else off.data_ptr())
+            totals = tables.run(both, at, numbers, None if skip is None else off)
         return leaves, [float(x) for x in totals]
 
     def _launcher(self, text: KernelText) -> Any:
