@@ -25,6 +25,7 @@ import functional_optim as fo
 from functional_optim import kernels
 from functional_optim.core.base import GradientTransformation
 from functional_optim.engine.compile import FusedStep, compile
+from functional_optim.engine.native import LOADED
 from functional_optim.kernels import isa_levels
 
 
@@ -107,9 +108,9 @@ def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Wa
 def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[kernels.Native]:
     """The kernels of a step on one tensor."""
     params = {"w": p}
+    LOADED.clear()
     step({"w": torch.ones_like(p)}, tx.init(params), params)
-    assert step.plan is not None
-    return [x for entry in step.plan.entries for x in entry.tensors.libraries()]
+    return [*LOADED]
 
 
 def known() -> dict[str, Callable[..., GradientTransformation]]:

@@ -65,7 +65,7 @@ def cautious(
         return _around(tx, eps)
     hyper = {"eps": eps}
     (last,) = leafwise(None, agreeing, given, hyper=hyper, name="cautious").placements
-    return Leafwise((*tx.placements, last.looking_back(len(tx.placements))))
+    return Leafwise((*tx.placements, last._replace(lookback=len(tx.placements))))
 
 
 def agreeing(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor, Any]:

@@ -131,7 +131,7 @@ def mechanize(
         init, update, scalars, reduce=reduce, carry=carry, hyper=hyper,
         runs=runs, storage=storage, name="mechanize",
     ).placements  # fmt: skip
-    return Leafwise((*tx.placements, tuner.looking_back(len(tx.placements))))
+    return Leafwise((*tx.placements, tuner._replace(lookback=len(tx.placements))))
 
 
 def _root(x: Any) -> Any:

@@ -176,7 +176,9 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
             "one; put sharded_over around the rules inside it, or next to it: "
             "chain(flatten(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
         )
-    return Leafwise(tuple([x.summed_over(*x.reduce_groups, group) for x in tx.placements]))
+    return Leafwise(
+        tuple([x._replace(reduce_groups=(*x.reduce_groups, group)) for x in tx.placements])
+    )
 
 
 class WithScheduleState(NamedTuple):

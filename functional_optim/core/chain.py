@@ -306,7 +306,7 @@ def choices_of(tx: base.GradientTransformation) -> list[Choice]:
 def freezing_rules(*parts: base.GradientTransformation) -> tuple[Placement, ...]:
     """The rules of a chain's parts that freeze leaves for the whole chain."""
     known = [placement for part in parts for placement in _rules_of(part)]
-    return tuple([placement.ungated() for placement in known if freezes(placement)])
+    return tuple([placement._replace(gate=0) for placement in known if freezes(placement)])
 
 
 def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
@@ -344,8 +344,8 @@ def _parts(tx: base.GradientTransformation) -> tuple[base.GradientTransformation
 def _rename(name: str, tx: base.GradientTransformation) -> base.GradientTransformation:
     if isinstance(tx, Leafwise):
         if len(tx.placements) == 1:
-            return Leafwise((tx.placements[0].named(name),))
-        joined = [x.named(f"{name}.{x.name}" if x.name else name) for x in tx.placements]
+            return Leafwise((tx.placements[0]._replace(name=name),))
+        joined = [x._replace(name=f"{name}.{x.name}" if x.name else name) for x in tx.placements]
         return Leafwise(tuple(joined))
     if isinstance(tx, MixedChain):
         return MixedChain(tuple([_rename(name, part) for part in tx.parts]))

@@ -46,12 +46,6 @@ class Wanted(NamedTuple):
     device: torch.device
 
 
-def for_path(key: Tensor, wanted: Wanted, *, signs: bool = False) -> Tensor:
-    """Standard normal numbers for one path, or random signs."""
-    make = randomness.signs if signs else randomness.normal
-    return make(_own(key, wanted), *wanted[1:])
-
-
 def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> list[Tensor]:
     """`for_path` for several paths.
 
@@ -110,7 +104,8 @@ def leaf(key: Tensor, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
 
     In compute dtype; complex, with independent parts of variance 1, for a complex leaf.
     """
-    return as_update(for_path(key, wanted_for(path, p), signs=signs), p)
+    make, wanted = randomness.signs if signs else randomness.normal, wanted_for(path, p)
+    return as_update(make(_own(key, wanted), *wanted[1:]), p)
 
 
 def like(key: Tensor, params: Any, *, signs: bool = False) -> Any:

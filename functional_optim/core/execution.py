@@ -25,9 +25,9 @@ from functional_optim.core.storage import (
     beside,
     closed,
     compute_dtype,
+    missing_slots,
     opened,
     present,
-    stored_slots,
 )
 from functional_optim.core.views import seen_update
 
@@ -457,20 +457,12 @@ def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers
     which, key, values = parts_of(in_turn(numbers, 0))  # a rule acts in all turns, or in none
     acts = which[0] if which else 1
     shut = not isinstance(acts, Tensor) and not acts > 0
-    if rule.runs.absent is None or shut or _lacks(rule, slots):
+    if rule.runs.absent is None or shut or any(missing_slots(rule, slots)):
         return slots
     new = closed(rule, rule.runs.absent(opened(rule, slots, p), *as_args(values)), slots, p, *key)
     if isinstance(acts, Tensor):
         return tuple([torch.where(acts > 0, x, old) for x, old in zip(new, slots, strict=True)])
     return new
-
-
-def _lacks(rule: Rule, slots: Slots) -> bool:
-    """Whether a tensor lacks one of a rule's slots."""
-    if not rule.storage.codecs:
-        return any(x is None for x in slots)
-    found = stored_slots(rule, slots)
-    return any(own.codec is None and own.whole is None for own in found)
 
 
 def rows_of(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:

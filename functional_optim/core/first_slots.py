@@ -122,26 +122,30 @@ def _first_packed(rule: Rule, given: Tensor, p: Tensor, path: str) -> Slots:
 
     Only the rule knows how others are sharded. given: the tensor that its `init` gets.
     """
-    chosen = rule.storage.packs
-    packs = chosen is None or chosen(path, p)
-    divided = sharding.is_sharded(p)
-    count = len(rule.storage.fields)
-
-    def wanted(made: Sequence[Any]) -> list[bool]:
-        return [packs and x is not None and (not divided or x.shape == p.shape) for x in made]
-
-    if packs and _may_expand(given):
-        try:
-            return _packed_from_one(rule, given, [True] * count, path)
-        except _Spoiled:
-            pass
+    packs = rule.storage.packs is None or rule.storage.packs(path, p)
+    if not sharding.is_sharded(p):
+        return _as_packed(rule, given, [packs] * len(rule.storage.fields), path)
     made = [*made_slots(rule, given, path)]
+    packed = [packs and x is not None and x.shape == p.shape for x in made]
     if given is not p:
         made = [
             x if x is None or x.shape != p.shape else sharding.from_part(_part_like(x, p), p)
             for x in made
         ]
-    return encoded_slots(rule, _handed_over(made), wanted(made), p)
+    return encoded_slots(rule, _handed_over(made), packed, p)
+
+
+def _as_packed(rule: Rule, p: Tensor, packed: Sequence[bool], path: str = "") -> Slots:
+    """Initial slots of a plain tensor, those packed that are there and for which `packed` says
+    so."""
+    if any(packed) and _may_expand(p):
+        try:
+            return _packed_from_one(rule, p, packed, path)
+        except _Spoiled:
+            pass
+    made = [*made_slots(rule, p, path)]
+    packed = [packs and x is not None for x, packs in zip(made, packed, strict=True)]
+    return encoded_slots(rule, _handed_over(made), packed, p)
 
 
 def _part_like(x: Tensor, p: Tensor) -> Tensor:
@@ -157,7 +161,7 @@ def _may_expand(p: Tensor) -> bool:
     )
 
 
-def _packed_from_one(rule: Rule, p: Tensor, packed: Sequence[bool], path: str = "") -> Slots:
+def _packed_from_one(rule: Rule, p: Tensor, packed: Sequence[bool], path: str) -> Slots:
     """Initial slots, packed if requested; those of one number are not allocated.
 
     Raises:
@@ -191,13 +195,7 @@ def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
     """A tensor's initial slots, packed like its stored ones."""
     if not rule.storage.codecs:
         return made_slots(rule, p)
-    packed = [own.codec is not None for own in stored_slots(rule, stored)]
-    if _may_expand(p):
-        try:
-            return _packed_from_one(rule, p, packed)
-        except _Spoiled:
-            pass
-    return encoded_slots(rule, _handed_over([*made_slots(rule, p)]), packed, p)
+    return _as_packed(rule, p, [own.codec is not None for own in stored_slots(rule, stored)])
 
 
 def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:

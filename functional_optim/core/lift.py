@@ -90,7 +90,7 @@ def part_of(
         if back is not None:
             back = sum([i - back <= j < i for j in places])
         gate = at - places.index(i - gate) if gate else 0
-        mine.append(placements[i].reindexed(gate, back))
+        mine.append(placements[i]._replace(where=(), gate=gate, lookback=back))
     return tuple(mine), layout.pick(places)
 
 

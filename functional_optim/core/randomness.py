@@ -211,28 +211,14 @@ def several(
     of_signs: bool,
 ) -> list[Tensor]:
     """`normal`, or `signs`, for several keys, by the operations of one."""
-    key, i, cuts = _joined(keys, shapes, device)
-    pair = (_two_signs if of_signs else _deviates)(*words(key, i), dtype)
-    return _apart(pair, cuts, shapes)
-
-
-def _joined(
-    keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], device: Any
-) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-    """Keys and counters of all numbers in one vector each, and the range of each shape."""
     halves = [(math.prod(shape) + 1) // 2 for shape in shapes]
     key = torch.cat([own.expand(half) for own, half in zip(keys, halves, strict=True)])
     i = torch.cat([torch.arange(half, dtype=torch.int64, device=device) for half in halves])
-    return key, i, [(sum(halves[:k]), sum(halves[: k + 1])) for k in range(len(halves))]
-
-
-def _apart(
-    pair: tuple[Tensor, Tensor], cuts: list[tuple[int, int]], shapes: Sequence[tuple[int, ...]]
-) -> list[Tensor]:
-    x, y = pair
+    x, y = (_two_signs if of_signs else _deviates)(*words(key, i), dtype)
+    pairs = zip(x.split(halves), y.split(halves), strict=True)
+    drawn = [torch.cat(pair) for pair in pairs]
     return [
-        torch.cat([x[start:end], y[start:end]])[: math.prod(shape)].reshape(shape)
-        for (start, end), shape in zip(cuts, shapes, strict=True)
+        own[: math.prod(shape)].reshape(shape) for own, shape in zip(drawn, shapes, strict=True)
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,7 @@ from functional_optim.core.small import (
     slots_like,
     small_shapes,
 )
-from functional_optim.core.storage import Slots, stored_slots
+from functional_optim.core.storage import Slots, missing_slots, stored_slots
 from functional_optim.kernels import asked, record
 from functional_optim.kernels import graph as graphs
 from functional_optim.kernels.graph import Graph
@@ -137,7 +138,8 @@ class Body:
                 raise self._changing()
             if not {*places} <= {*known.graph.places}:
                 places = sorted({*places, *known.graph.places}, key=str)
-                known = self.kept[key] = _Known(self._with_rows(g, p, slots, places))
+                graph = graphs.with_rows(graphs.merged(first), places)
+                known = self.kept[key] = _Known(graph)
             known.constants[shape] = graphs.values_at(real, known.graph.places)
         return Recorded(known.graph, known.constants[shape])
 
@@ -177,7 +179,11 @@ class Body:
             return self._in_blocks(g, p, slots, block)
         dims = p.dim()
         first = self._first(g, p, slots)
-        second = self._second(g, p, slots)
+        tiny = small_shapes(dims)[1]
+        if dims or p.is_complex():
+            second = self._recorded(g, p, slots, tiny)
+        else:
+            second = self._run(self.tensors(g, p, slots, tiny), keep=True)
         # a number becomes a vector of one element, if that is equivalent
         if not (graphs.same(first, second) if dims else graphs.fits(first, second, sizes_of(p))):
             raise Unsuitable("another graph for another shape")
@@ -188,20 +194,9 @@ class Body:
             raise Unsuitable("a constant that depends on the shape")
         return graphs.with_rows(graphs.merged(first), places)
 
-    def _second(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
-        shape = small_shapes(p.dim())[1]
-        if p.dim() or p.is_complex():
-            return self._recorded(g, p, slots, shape)
-        return self._run(self.tensors(g, p, slots, shape), keep=True)
-
     def _first(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
         dims = p.dim() if p.is_complex() else max(p.dim(), 1)
         return self._recorded(g, p, slots, small_shapes(dims)[0])
-
-    def _with_rows(
-        self, g: Tensor, p: Tensor, slots: Sequence[Slots], places: Sequence[graphs.Place]
-    ) -> Graph:
-        return graphs.with_rows(graphs.merged(self._first(g, p, slots)), places)
 
     def _changing(self) -> RuleError:
         return RuleError(
@@ -243,7 +238,7 @@ class Body:
         """The graph for a tensor as 1-D, and in blocks."""
         plain = Body(
             [x._replace(rule=x.rule.without_codecs()) for x in self.placements],
-            [_missing_of(x, own) for x, own in zip(self.placements, slots, strict=True)],
+            [missing_slots(x.rule, own) for x, own in zip(self.placements, slots, strict=True)],
             self.forms,
             self.goal,
             self.kept,
@@ -387,20 +382,6 @@ def _number(x: Any) -> Tensor:
     return tensor_of(x if isinstance(x, Tensor) else float(x))
 
 
-class _Masked:
-    """A codec whose last block may be larger than the rest of its tensor, and is padded with
-    zeros."""
-
-    def __init__(self, codec: InBlocks, inside: Tensor) -> None:
-        self.codec = codec
-        self.fields = codec.fields
-        self.decode = codec.decode
-        self.inside = inside
-
-    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
-        return self.codec.encode(torch.where(self.inside, x, 0.0), key)
-
-
 def _watched(
     placement: Placement, recorder: record.Recorder, k: int, inside: Tensor | None
 ) -> Placement:
@@ -418,16 +399,15 @@ def _watched(
 
 
 def _masked(codec: Any, inside: Tensor) -> Any:
-    packs = isinstance(codec, InBlocks) and not codec.entrywise
-    return _Masked(codec, inside) if packs else codec
+    """A codec whose last block may be larger than the rest of its tensor, and is padded with
+    zeros."""
+    if not isinstance(codec, InBlocks) or codec.entrywise:
+        return codec
 
+    def encode(x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        return codec.encode(torch.where(inside, x, 0.0), key)
 
-def _missing_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
-    """Whether each slot of a rule is missing."""
-    if not (slots and placement.rule.storage.codecs):
-        return tuple([x is None for x in slots])
-    found = stored_slots(placement.rule, slots)
-    return tuple([own.codec is None and own.whole is None for own in found])
+    return SimpleNamespace(fields=codec.fields, decode=codec.decode, encode=encode)
 
 
 def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> Any:

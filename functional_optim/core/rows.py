@@ -146,7 +146,7 @@ def check_groups(groups: list[RowGroup], step: StepScalars) -> None:
         for p in kinds.values():
             if unchecked(group.kind.placements, p):
                 if numbers is None:
-                    always = [x.ungated() for x in step.placements]
+                    always = [x._replace(gate=0) for x in step.placements]
                     trial = (always, step.time, step.carry, step.extra, step.together)
                     numbers = trial_of(StepScalars(*trial))
                 check_rules(group.kind.placements, [numbers[i] for i in group.kind.at], p)

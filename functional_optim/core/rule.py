@@ -160,7 +160,7 @@ class Rule(NamedTuple):
 
     def numbers_before(self, t: Any, carry: Sequence[Any]) -> Numbers:
         """The scalars that `reduce` reads at step t."""
-        return () if self.before is None else self._asked(self.before, t, carry)
+        return () if self.before is None else self._ready(self.before, t, carry)()
 
     def chosen(self, t: Any, carry: Sequence[Any]) -> list[Any]:
         """The index of the variant for step t, from 0: for each turn, or one for all tensors."""
@@ -169,9 +169,6 @@ class Rule(NamedTuple):
             return [0]
         asked = self._ready(choose, t, carry)
         return [asked(turn=turn) for turn in range(turns)] if turns else [asked()]
-
-    def _asked(self, function: Callable[..., Any], t: Any, carry: Sequence[Any]) -> Any:
-        return self._ready(function, t, carry)()
 
     def _ready(
         self, function: Callable[..., Any], t: Any, carry: Sequence[Any]
@@ -224,10 +221,6 @@ class Placement(NamedTuple):
     """The processes to which its matrices are distributed; None: each process computes all of
     them."""
 
-    def named(self, name: str) -> Placement:
-        """The same under another name."""
-        return self._replace(name=name)
-
     def on(self, *choices: Choice) -> Placement:
         """The same, only on those of its leaves that these choices select."""
         return self._replace(where=(*self.where, *choices))
@@ -236,25 +229,9 @@ class Placement(NamedTuple):
         """The same behind a gate; one that has a gate keeps it."""
         return self if self.gate else self._replace(gate=gate)
 
-    def ungated(self) -> Placement:
-        """The same without a gate."""
-        return self._replace(gate=0)
-
-    def looking_back(self, lookback: int) -> Placement:
-        """The same with an older update for its rule."""
-        return self._replace(lookback=lookback)
-
-    def summed_over(self, *groups: Any) -> Placement:
-        """The same with a measurement that is summed over these process groups only."""
-        return self._replace(reduce_groups=groups)
-
     def spread_over(self, owners: OwnerGroup | None) -> Placement:
         """The same with matrices distributed over processes, or not, if its rule is batched."""
         return self._replace(owners=owners) if self.rule.runs.batched else self
-
-    def reindexed(self, gate: int, lookback: int | None) -> Placement:
-        """The same on one leaf, where other rules may precede it."""
-        return self._replace(where=(), gate=gate, lookback=lookback)
 
     def choices(self) -> tuple[Choice, ...]:
         """Its selections of leaves: for the rule, and for packed slots."""

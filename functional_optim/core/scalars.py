@@ -222,35 +222,23 @@ class BoundScalars:
     they differ between steps.
 
     Args:
-        placements: the rules.
-        numbers: those of each.
+        group: the tensors (`TensorGroup`).
+        numbers: those of its first rules.
         goal: the purpose of the run.
-        chooses: whether some of them have variants or gates.
-        placed: whether kernels differ in the locations of scalars.
-        varied: whether the structure of the scalars of a rule may differ between steps.
     """
 
-    def __init__(
-        self,
-        placements: tuple[Placement, ...],
-        numbers: list[Numbers],
-        goal: Goal,
-        *,
-        chooses: bool = False,
-        placed: bool = False,
-        varied: bool = False,
-    ) -> None:
-        chosen = None
-        if chooses:
+    def __init__(self, group: Any, numbers: list[Numbers], goal: Goal) -> None:
+        chosen, placements = None, group.placements[: len(numbers)]
+        if group.chooses:
             chosen, placements, numbers = settled(placements, numbers)
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
         self.sources: tuple[NumberSource, ...] = ()
-        if placed:
+        if group.placed:
             self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
         self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
-        if varied:
+        if group.varied:
             self.task = (*self.task, *map(form_of, numbers))
         self.skip: Tensor | None = None
         """Nonzero if the step is skipped, a value on the device; None: the step is made."""

@@ -6,7 +6,7 @@ Every function of one tensor returns a plain one unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,13 +50,18 @@ def complete(x: Any) -> Any:
 
     DTensor defers the reduction until the sum is read, and cannot save a deferred one.
     """
+    return _replicated(x, lambda where: where.is_partial())
+
+
+def _replicated(x: Any, some: Callable[[Any], Any]) -> Any:
+    """A DTensor with some of its placements replicated; x, if it has none of these."""
     placements = getattr(x, "placements", ())
-    if not any(where.is_partial() for where in placements):
+    if not any(map(some, placements)):
         return x
     from torch.distributed.tensor import Replicate
 
     return x.redistribute(
-        placements=[Replicate() if where.is_partial() else where for where in placements]
+        placements=[Replicate() if some(where) else where for where in placements]
     )
 
 
@@ -90,14 +95,7 @@ def by_rows(x: Any) -> Any:
 
     torch 2.11 refuses to flatten others, and later ones gather them.
     """
-    placements = getattr(x, "placements", ())
-    if not any(getattr(where, "dim", 0) for where in placements):
-        return x
-    from torch.distributed.tensor import Replicate
-
-    return x.redistribute(
-        placements=[Replicate() if getattr(where, "dim", 0) else where for where in placements]
-    )
+    return _replicated(x, lambda where: getattr(where, "dim", 0))
 
 
 def is_divided_by_rows(x: Any) -> bool:

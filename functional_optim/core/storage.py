@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import sharding
-from functional_optim.core.paths import Choice
 from functional_optim.core.views import MatrixView, seen_init
 
 if TYPE_CHECKING:
@@ -121,44 +120,6 @@ class Codec(Protocol):
         ...
 
 
-class OffloadTarget(Protocol):
-    """Memory for slots."""
-
-    def keep(self, x: Tensor) -> Tensor:
-        """A new slot in this memory."""
-        ...
-
-
-class WeightCodec(Protocol):
-    """The storage of a float32 in a parameter in bfloat16 and slots of its shape.
-
-    `encode` returns, and `decode` takes, the parameter and then the slots.
-    """
-
-    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
-        """A float32 as a parameter and slots. key: see `Codec.encode`."""
-        ...
-
-    def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
-        """The float32 of a parameter and slots."""
-        ...
-
-
-class Policy(Protocol):
-    """Whether a leaf is stored by codecs, from its path and the leaf."""
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """Its masks."""
-        ...
-
-    def __call__(self, path: str, p: Tensor, /) -> bool: ...
-
-    def left_out(self, path: str, p: Tensor, /) -> str:
-        """Why a leaf is not stored by codecs, for tables; empty if it is."""
-        ...
-
-
 UNPACKED: Mapping[str, Codec] = {}
 
 
@@ -203,15 +164,15 @@ class Storage(NamedTuple):
     nonnegative: Sequence[str] = ()
     weights: Sequence[str] = ()
     slots: type | None = None
-    packs: Policy | None = None
+    packs: Any = None
     """Which leaves are stored by codecs; None: all."""
     seed: int | None = None
     """Seed of the random numbers for stochastic rounding; None: codecs round to nearest."""
-    home: OffloadTarget | None = None
+    home: Any = None
     """The memory for new slots; None: on the device of their parameter."""
     view: MatrixView | None = None
     """The matrices of a parameter for a batched rule; None: the parameter."""
-    weight_codec: WeightCodec | None = None
+    weight_codec: Codec | None = None
     """The storage of weights with more bits in parameters in bfloat16 and these slots, for all
     rules of the leaf; `update` of this rule is not called."""
 
@@ -262,6 +223,14 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
         else:
             found.append(StoredSlot(codec if None not in mine else None, None, mine))
     return found
+
+
+def missing_slots(rule: Rule, stored: Slots) -> tuple[bool, ...]:
+    """Whether a tensor lacks each of the slots of a rule."""
+    if not (stored and rule.storage.codecs):
+        return tuple([x is None for x in stored])
+    found = stored_slots(rule, stored)
+    return tuple([own.codec is None and own.whole is None for own in found])
 
 
 def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
@@ -363,23 +332,15 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
     if rule.storage.home is not None:
         pairs = zip(new, stored, strict=True)
         new = tuple([x if x is None else x.to(old.device) for x, old in pairs])
-    for x, old in zip(new, stored, strict=True):
+    for k, x, old in zip(range(len(new)), new, stored, strict=True):
         if x is not None and x.shape != old.shape:
-            raise _misfit(rule, new, stored)
+            raise ValueError(
+                f"the slot {rule.keys[k]!r} of the state has shape {tuple(old.shape)}, but the step"
+                f" makes one of shape {tuple(x.shape)}; pass the state that this transformation's "
+                "own init returned for these parameters, and in a custom rule, return slots of "
+                "init's shapes from update."
+            )
     return new
-
-
-def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
-    name, x, old = next(
-        (name, x, old)
-        for name, x, old in zip(rule.keys, new, stored, strict=True)
-        if x is not None and x.shape != old.shape
-    )
-    return ValueError(
-        f"the slot {name!r} of the state has shape {tuple(old.shape)}, but the step makes one of "
-        f"shape {tuple(x.shape)}; pass the state that this transformation's own init returned for "
-        "these parameters, and in a custom rule, return slots of init's shapes from update."
-    )
 
 
 def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:

@@ -155,21 +155,14 @@ def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]])
         plans.append(list(own))
     order: list[Key] = []
     while plans := [plan for plan in plans if plan]:
-        order.append(_in_reach(plans))
+        order.append(next_measurement(plans))
         plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
     return [(key, known[key]) for key in order]
 
 
-def next_measurement(plans: list[list[Key]], left: ReductionOrder) -> Key:
-    """The next measurement that every part that needs it has reached.
-
-    plans: the remaining measurements of each part. left: those that are summed over processes.
-    """
-    return _in_reach([*plans, [key for key, _ in left]] if left else plans)
-
-
-def _in_reach(plans: list[list[Key]]) -> Key:
-    """The first measurement of a plan that no other plan has later."""
+def next_measurement(plans: list[list[Key]]) -> Key:
+    """The first measurement of a plan that no other plan has later: every part that needs it has
+    reached it. plans: the remaining measurements of each part."""
     for key, *_ in plans:
         if all(key not in plan[1:] for plan in plans):
             return key

@@ -96,43 +96,31 @@ def variants(placement: Placement) -> list[Placement]:
     return [placement] if count < 2 else [placement.variant(k + 1) for k in range(count)]
 
 
+_elementwise: dict[Any, bool] = {}
+
+
 def is_elementwise(placement: Placement, p: Tensor) -> bool:
-    """Whether a rule is element-wise. p: a parameter."""
-    return why_not_elementwise(placement, p) is None
-
-
-_reasons: dict[Any, str | None] = {}
-
-
-def why_not_elementwise(placement: Placement, p: Tensor) -> str | None:
-    """The operation by which a rule is not element-wise; None if it is.
+    """Whether a rule is element-wise. p: a parameter.
 
     Inside a transform of torch.func, and where torch.compile is tracing, rules are not recorded:
     one that was not recorded before is assumed to be element-wise.
     """
-    if placement.rule.runs.batched:
-        return "a product of matrices"
-    if torch.compiler.is_compiling():
-        return None
+    if placement.rule.runs.batched or torch.compiler.is_compiling():
+        return not placement.rule.runs.batched
     key = (key_of(placement), p.dim(), p.dtype)
-    if key not in _reasons:
+    if key not in _elementwise:
         if modes.traced():
-            return None
-        found = [_why(x, p) for x in variants(placement) if x.rule.updates]
-        _reasons[key] = next((x for x in found if x is not None), None)
-    return _reasons[key]
+            return True
+        _elementwise[key] = all(_is_flat(x, p) for x in variants(placement) if x.rule.updates)
+    return _elementwise[key]
 
 
-def _why(placement: Placement, p: Tensor) -> str | None:
+def _is_flat(placement: Placement, p: Tensor) -> bool:
     try:
         body, tiny, slots = _alone(placement, p)
-        graph = body.find(tiny, tiny, [slots]).graph
-    except Unsuitable as error:
-        return str(error)
-    if body.is_flat(tiny, tiny, [slots]):
-        return None
-    found = [x for x in graph.nodes if ops.kind(x.op) == "reduce" or x.op == "iota"]
-    return found[0].what if found else "the size of its tensor"
+    except Unsuitable:
+        return False
+    return body.is_flat(tiny, tiny, [slots])
 
 
 def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:

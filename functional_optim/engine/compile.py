@@ -21,7 +21,7 @@ from functional_optim.core.lift import State, check_state, check_trees
 from functional_optim.core.recording import kept_for
 from functional_optim.engine.executor import How
 from functional_optim.engine.graph_step import WholeStep, first_places, written
-from functional_optim.engine.graphs import check_updates
+from functional_optim.engine.graphs import stepped
 from functional_optim.engine.plan import (
     commit,
 )
@@ -95,11 +95,7 @@ def compile(
         >>> params
         {'w': tensor([0.5000, 0.5000])}
     """
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
-            "first, e.g. compile(adamw(lr=1e-3))."
-        )
+    base.check_transformation("compile", tx, "compile(adamw(lr=1e-3))")
     check_choice("compile", get_args(Backend), backend=backend)
     options = Options(donate, strict, capturable, backend)
     if isinstance(tx, CommitIf):
@@ -144,9 +140,7 @@ class Step(Reconstructible):
         """The step for a tracer or a transform of torch.func."""
         if self.donate and not modes.traced():
             check_params_apart(params)
-        updates, new_state = self.tx.update(grads, state, params, **extra)
-        check_updates(params, updates)
-        new_params = base.apply_updates(params, updates)
+        new_params, new_state = stepped(self.tx, grads, state, params, extra)
         if not self.donate:
             return new_params, new_state
         if modes.transformed() and not isinstance(self.tx, Leafwise):
@@ -168,7 +162,7 @@ class Step(Reconstructible):
 class CommittedStep(Step):
     """A step that raises an error where it is not supported."""
 
-    def __init__(self, tx: CommitIf, options: Options) -> None:
+    def __init__(self, tx: Any, options: Options) -> None:
         super().__init__(tx, options)
         self.step: Any = compile(tx.inner, **options._asdict())
 
@@ -183,12 +177,8 @@ class CommittedStep(Step):
         return self.step(grads, state, params, **extra) if as_flag(commit) else (params, state)
 
 
-class LocalStep(Step):
+class LocalStep(CommittedStep):
     """A local step, with its records."""
-
-    def __init__(self, tx: Synced, options: Options) -> None:
-        super().__init__(tx, options)
-        self.step: Any = compile(tx.inner, **options._asdict())
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state.inner, extra)

@@ -39,7 +39,6 @@ class DividedExecutor(KernelExecutor):
         partition = Partition.of(self.spec)
         assert partition is not None
         self.processes = partition.group
-        self.tasks: dict[Any, DividedTask | None] = {}
 
     @classmethod
     def accepts(
@@ -75,12 +74,10 @@ class DividedExecutor(KernelExecutor):
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
         """The task on the rows of this process; None if a rule has no kernel for it."""
-        if scalars.task not in self.tasks:
-            try:
-                self.tasks[scalars.task] = self._task(grads, scalars)
-            except kernels.Unsuitable:
-                self.tasks[scalars.task] = None
-        return self.tasks[scalars.task]
+        try:
+            return self._task(grads, scalars)
+        except kernels.Unsuitable:
+            return None
 
     def _task(self, grads: list[Tensor], scalars: BoundScalars) -> DividedTask | None:
         if takes_turns(scalars.placements):
@@ -147,10 +144,6 @@ class DividedTask:
         given = [sharding.shard(g) for g in self.executor.mine(grads)]
         given = [laid_out_like(g.resolve_neg(), row[0]) for g, row in zip(given, rows, strict=True)]
         return [launch.ready([given[i] for i in own], scalars) for own, launch in self.launches]
-
-    def libraries(self) -> list[Any]:
-        """The native libraries that it calls."""
-        return [native for _, native in self.natives]
 
     def _rows(self) -> list[list[Tensor]]:
         """The local tensors: of each parameter, and of its slots."""

@@ -44,10 +44,6 @@ class Runner(Protocol):
         """The step of every tensor and its slots, in place, as prepared writes."""
         ...
 
-    def libraries(self) -> list[Any]:
-        """The native libraries that it calls; None for each other kernel."""
-        ...
-
 
 class Executor:
     """Some tensors of a group, prepared for repeated in-place steps.
@@ -96,10 +92,6 @@ class Executor:
             RuntimeError: if the group is strict, and it cannot be compiled.
         """
         raise NotImplementedError
-
-    def libraries(self) -> list[Any]:
-        """As a `Runner`: no libraries."""
-        return []
 
     def mine(self, grads: list[Tensor]) -> list[Tensor]:
         """The gradients of these tensors, among those of the group."""

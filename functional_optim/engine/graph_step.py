@@ -21,8 +21,9 @@ from torch import Tensor
 from functional_optim import kernels, tree
 from functional_optim.core import base, memory, modes, sharding
 from functional_optim.core.factory import Call, Reconstructible
-from functional_optim.engine.graphs import Variant, can_be_written, check_updates
+from functional_optim.engine.graphs import Variant, can_be_written, stepped
 from functional_optim.kernels.interrupts import held
+from functional_optim.kernels.keys import Keep
 
 
 class TracePlan(NamedTuple):
@@ -47,14 +48,10 @@ def plans_of(tx: base.GradientTransformation) -> list[TracePlan]:
         if plan.numbers:
             found.append(plan)
         call = call.inner
-    if not found:  # extra arguments may be numbers
-        found.append(TracePlan(("object", _Itself(tx)), lambda numbers: tx, [], False))
-    constant = TracePlan(("object", _Itself(tx)), lambda numbers: tx, [], False)
+    constant = TracePlan(("object", Keep(tx)), lambda numbers: tx, [], False)
     if tx.made is not None:
         constant = _plan(tx.made, lift=False)._replace(build=constant.build)
-        if not found[0].numbers:
-            found = [constant]
-    return [*found, constant]
+    return [*(found or [constant]), constant]  # extra arguments may be numbers
 
 
 def _plan(call: Call, *, lift: bool) -> TracePlan:
@@ -121,20 +118,7 @@ def _name(x: Any) -> Any:
     """A hashable key of a constant."""
     if isinstance(x, float):
         return (type(x), repr(x))  # 0.0 and -0.0 are equal
-    return (type(x), x) if isinstance(x, CONSTANTS) else _Itself(x)
-
-
-class _Itself:
-    """The key of an object, which keeps it alive, so that its id is not reused."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+    return (type(x), x) if isinstance(x, CONSTANTS) else Keep(x)
 
 
 _shared: dict[Any, Variant] = {}
@@ -207,8 +191,7 @@ class WholeStep:
         if failure is None:
             return self._by_update(grads, state, params, extra)
         # wrong arguments raise an error here
-        updates, new = self.tx.update(grads, state, params, **extra)
-        check_updates(params, updates)
+        found = stepped(self.tx, grads, state, params, extra)
         if self.strict:
             raise kernels.refusal(kernels.cause("torch.compile failed", failure)) from failure
         kernels.warn_failed(
@@ -216,14 +199,12 @@ class WholeStep:
             failure,
             "; the steps of this transformation run eagerly",
         )
-        return self._settled(params, state, base.apply_updates(params, updates), new)
+        return self._settled(params, state, *found)
 
     def _by_update(
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
-        updates, new = self.tx.update(grads, state, params, **extra)
-        check_updates(params, updates)
-        return self._settled(params, state, base.apply_updates(params, updates), new)
+        return self._settled(params, state, *stepped(self.tx, grads, state, params, extra))
 
     def _settled(self, params: Any, state: Any, moved: Any, new: Any) -> tuple[Any, Any]:
         if not self.donate:
@@ -244,7 +225,7 @@ class WholeStep:
             if self.donate:
                 self.check(grads, state, params)
             firsts = first_places(params, state)
-            self.look = (structure, outline, tuple(map(_kind, kept)), _repeats(kept))
+            self.look = (structure, outline, tuple(map(_kind, kept)), tuple(tree.leaves(firsts)))
             self.firsts = firsts
             self.places = places
             self.seen = kept if self.donate else []
@@ -292,14 +273,8 @@ def _kind(x: Any) -> Any:
     if isinstance(x, Tensor):
         return (type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
     if isinstance(x, FunctionType):
-        return _Itself(x.__code__)
+        return Keep(x.__code__)
     return _name(x) if isinstance(x, (float, *CONSTANTS)) else type(x)
-
-
-def _repeats(leaves: list[Any]) -> tuple[int, ...]:
-    """For each leaf, the index of the first leaf that is the same tensor."""
-    places: dict[int, int] = {}
-    return tuple([places.setdefault(id(x), i) for i, x in enumerate(leaves)])
 
 
 def _same_state(tx: base.GradientTransformation, plan: TracePlan, params: Any) -> bool:

@@ -29,9 +29,7 @@ class Variant:
         def step(
             numbers: list[Tensor], grads: Any, state: Any, params: Any, extra: dict[str, Any]
         ) -> Any:
-            updates, new = build(numbers).update(grads, state, params, **extra)
-            check_updates(params, updates)
-            return base.apply_updates(params, updates), new
+            return stepped(build(numbers), grads, state, params, extra)
 
         def writing(
             numbers: list[Tensor], grads: Any, state: Any, params: Any, extra: dict[str, Any]
@@ -116,6 +114,13 @@ def check_updates(params: Any, updates: Any) -> None:
     advice = "pass the updates computed for these"
     tree.check_same(params, updates, "params", "updates", advice, shapes=False)
     tree.map(check, params, updates)
+
+
+def stepped(tx: Any, grads: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
+    """New parameters and a new state, by the pure update."""
+    updates, new = tx.update(grads, state, params, **extra)
+    check_updates(params, updates)
+    return base.apply_updates(params, updates), new
 
 
 class TorchCompiled:

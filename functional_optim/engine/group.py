@@ -99,11 +99,7 @@ class TensorGroup:
         self.turns = turns or [()] * len(params)
         self.parts = parts
         self.replace = replace
-        kinds: dict[Any, list[int]] = {}
-        for i, p in enumerate(params):
-            kind = self._kind(grads[i], p, slots[i], EXECUTORS)
-            kinds.setdefault(kind, []).append(i)
-        self.executors = [made(self, members, grads) for (made, _), members in kinds.items()]
+        self.executors = self._assigned(range(len(params)), grads, EXECUTORS)
         self.placed = any(p.device.type in kernels.DRIVERS for p in params)
         through = [x for x in self.executors if x.through_memory]
         self.written = [p for x in through for p in x.params if not p.is_inference()]
@@ -113,15 +109,18 @@ class TensorGroup:
         self.divided = any(isinstance(x, maybe) for x in self.executors)
         """Whether gradients may have to be divided between processes as their parameters are."""
 
-    def _kind(
-        self, g: Tensor, p: Tensor, slots: list[Slots], classes: Sequence[type[Executor]]
-    ) -> tuple[type[Executor], Any]:
-        """The first class that accepts a tensor, and what it has in common with its others."""
-        for made in classes:
-            kind = made.accepts(self.placements, g, p, slots, self.how)
-            if kind is not None:
-                return made, kind
-        raise AssertionError("the last executor takes everything")
+    def _assigned(
+        self, members: Iterable[int], grads: list[Tensor], classes: Sequence[type[Executor]]
+    ) -> list[Executor]:
+        """Executors for some tensors: each by the first class that accepts it, those that it finds
+        alike together."""
+        kinds: dict[Any, list[int]] = {}
+        for i in members:
+            given = (self.placements, grads[i], self.params[i], self.slots[i], self.how)
+            pairs = ((made, made.accepts(*given)) for made in classes)
+            kind = next((made, own) for made, own in pairs if own is not None)
+            kinds.setdefault(kind, []).append(i)
+        return [made(self, some, grads) for (made, _), some in kinds.items()]
 
     def take_numbers(self, placements: tuple[Placement, ...]) -> bool:
         """Take rules with other numbers; False, and nothing done, if their code differs."""
@@ -176,15 +175,6 @@ class TensorGroup:
         self.executors = executors
         return runners
 
-    def libraries(self) -> list[Any]:
-        """The native libraries that are called; None for each kernel that is not in one."""
-        return [
-            library
-            for together in self.ready.values()
-            for runner in together.runners
-            for library in runner.libraries()
-        ]
-
     def _instead_of(self, executor: Executor, grads: list[Tensor]) -> list[Executor]:
         """Executors for the tensors of one that cannot do a task: several of its class, one for
         each number of dimensions, or else the next that accept them."""
@@ -194,14 +184,10 @@ class TensorGroup:
             dims.setdefault(self.params[i].dim(), []).append(i)
         if len(dims) > 1:
             return [made(self, some, grads) for some in dims.values()]
-        rest = EXECUTORS[EXECUTORS.index(made) + 1 :]
-        kinds: dict[Any, list[int]] = {}
-        for i in members:
-            kind = self._kind(grads[i], self.params[i], self.slots[i], rest)
-            kinds.setdefault(kind, []).append(i)
-        if executor.why and any(made is PerTensorExecutor for made, _ in kinds):
+        found = self._assigned(members, grads, EXECUTORS[EXECUTORS.index(made) + 1 :])
+        if executor.why and any(isinstance(x, PerTensorExecutor) for x in found):
             kernels.fallback(executor.why, "it runs", strict=self.strict)
-        return [made(self, some, grads) for (made, _), some in kinds.items()]
+        return found
 
 
 def _same_code(a: Placement, b: Placement) -> bool:

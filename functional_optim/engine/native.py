@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
-from functional_optim.core.memory import WITHOUT_MEMORY, has_address, laid_out_like
+from functional_optim.core.memory import has_address, laid_out_like
 from functional_optim.core.modes import with_cpu_as_default
 from functional_optim.core.numbers import form_of, tensor_of
 from functional_optim.core.recording import Body, OddLayout
@@ -70,6 +70,8 @@ class Served:
             what = "a kernel does something else than the rules do to small tensors"
             kernels.fallback(what, "they run", strict=strict)
             return None
+        if native is not None:
+            LOADED[native] = None
         return native
 
     def does(self, native: kernels.Native) -> bool:
@@ -136,6 +138,9 @@ class Served:
             y = torch.stack([found[k].double() for _, found in made]).sum()
             kernels.compare(tensor_of(x).cpu().float(), y.float())
 
+
+LOADED: dict[kernels.Native, None] = {}
+"""The libraries that steps call, for `warmup`."""
 
 _tried: dict[Any, bool] = {}
 """Whether libraries do what rules do, by their names and what the rules are known by."""
@@ -287,7 +292,7 @@ def in_memory(g: Tensor, tensors: list[Tensor]) -> bool:
     g: a gradient, which may have other strides. tensors: of one leaf, the parameter first.
     """
     first = tensors[0]
-    if first.device.type in WITHOUT_MEMORY or not has_address(first):
+    if not has_address(first):
         return False
     plain = first.is_contiguous()
     dense = plain or torch.empty_like(first).stride() == first.stride()
@@ -313,8 +318,3 @@ def in_memory(g: Tensor, tensors: list[Tensor]) -> bool:
 def kernel_size(p: Tensor) -> int:
     """How many real numbers a tensor holds."""
     return p.numel() * 2 if p.is_complex() else p.numel()
-
-
-def real(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the parts of a complex number."""
-    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

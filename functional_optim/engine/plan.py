@@ -255,9 +255,9 @@ class StepContext(StepScalars):
             while trial.proceed():
                 shut, placement = trial.is_shut(), self.placements[len(trial.numbers)]
                 if not shut:
-                    tasks.append(self._bound("reduce", trial.to_measure()))
+                    tasks.append(BoundScalars(self.tensors, trial.to_measure(), "reduce"))
                 trial.advance(None if shut else nothing_measured(placement))
-            tasks.append(self._bound("step", trial.numbers))
+            tasks.append(BoundScalars(self.tensors, trial.numbers, "step"))
         return tasks
 
     def measure(self) -> list[Sequence[Any]]:
@@ -279,22 +279,11 @@ class StepContext(StepScalars):
 
     def _run(self, goal: Goal, numbers: list[Numbers]) -> list[Any]:
         """Measure, or make the step ready, by what the group has ready for this task."""
-        scalars, tensors = self._bound(goal, numbers), self.tensors
+        tensors = self.tensors
+        scalars = BoundScalars(tensors, numbers, goal)
         scalars.skip = self.skip
         together = tensors.ready.get(scalars.task) or tensors.prepare(self.grads, scalars)
         return (together.step if goal == "step" else together.measure)(self.grads, scalars)
-
-    def _bound(self, goal: Goal, numbers: list[Numbers]) -> BoundScalars:
-        """Numbers with the rules that read them, each in the variant that acts."""
-        tensors = self.tensors
-        return BoundScalars(
-            tensors.placements[: len(numbers)],
-            numbers,
-            goal,
-            chooses=tensors.chooses,
-            placed=tensors.placed,
-            varied=tensors.varied,
-        )
 
 
 class MissingGrad(Protocol):
@@ -328,11 +317,10 @@ def step_all(parts: Sequence[Part], order: ReductionOrder = ()) -> list[Write]:
     """
     left = list(order)
     while (waiting := [part for part in parts if part.proceed()]) or left:
-        key = (
-            next_measurement([x.ahead() for x in waiting], left)
-            if left or len(waiting) > 1
-            else None
-        )
+        key = None
+        if left or len(waiting) > 1:
+            known = [part.ahead() for part in waiting]
+            key = next_measurement([*known, [k for k, _ in left]] if left else known)
         meeting = waiting if key is None else [x for x in waiting if x.ahead()[0] == key]
         found: list[Sequence[Any]] = []
         for part in meeting:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,14 +28,35 @@ from functional_optim.core.execution import (
 from functional_optim.core.numbers import Numbers, form_of, in_turn
 from functional_optim.core.ownership import Partition, Partitions, run_owned
 from functional_optim.core.recording import Body
-from functional_optim.core.rule import Goal, Placement, Rule
+from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars, Caster
-from functional_optim.core.storage import Slots, compute_dtype, present
+from functional_optim.core.storage import Slots, Storage, compute_dtype, present
 from functional_optim.core.views import MATRICES
-from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of, reason
 from functional_optim.kernels.private import DispatchMode
+
+
+class Between(NamedTuple):
+    """The slot of `PUT` and `TAKE`. update: the output of a part, like the parameter, but in the
+    compute dtype."""
+
+    update: Tensor
+
+
+def _put(u: Tensor, slots: Between, p: Tensor) -> tuple[Tensor, Between]:
+    return u, Between(u)
+
+
+def _take(u: Tensor, slots: Between, p: Tensor, *numbers: Any) -> tuple[Tensor, Between]:
+    return slots.update, slots
+
+
+PUT = Placement(Rule((_put,), storage=Storage(slots=Between)))
+"""Stores the update in a slot."""
+
+TAKE = Placement(Rule((_take,), storage=Storage(slots=Between)))
+"""Continues with the update in its slot, and ignores the scalars of the rule that it replaces."""
 
 
 class ProductExecutor(Executor):
@@ -126,15 +147,12 @@ class ProductExecutor(Executor):
             if shared is not None and _are_local(rule, shared, slots, i):
                 made = Stacks(self.params, slots, turns, rule)
             elif shared is not None:
-                whose = [x._replace(slots=(x.slots[i],)) for x in shared]
-                made = OwnedStacks(self.params, slots, turns, whose, spread=owners is not None)
+                parts = [(x.part, x.slots[i]) for x in shared]
+                made = OwnedStacks(self.params, slots, turns, parts, spread=owners is not None)
             elif owners is not None:
-                parts = [Partition(p.shape, owners.group, None) for p in self.params]
-                whose = [
-                    Partitions(part, ((None,) * len(own),))
-                    for part, own in zip(parts, slots, strict=True)
-                ]
-                made = OwnedStacks(self.params, slots, turns, whose, spread=True)
+                alone = [Partition(p.shape, owners.group, None) for p in self.params]
+                parts = [(x, (None,) * len(own)) for x, own in zip(alone, slots, strict=True)]
+                made = OwnedStacks(self.params, slots, turns, parts, spread=True)
             else:
                 made = Stacks(self.params, slots, turns, rule)
             self.stacks[i] = made
@@ -201,15 +219,9 @@ class StagedStep:
         found = []
         for i, (_, tensors) in zip(self.at, self.stages, strict=True):
             own: list[Numbers] = [*numbers[:i], ()]
-            found.append((tensors, _all_act(tensors, own, "stage")))
-        last = _all_act(self.last, numbers, scalars.goal)
+            found.append((tensors, BoundScalars(tensors, own, "stage")))
+        last = BoundScalars(self.last, numbers, scalars.goal)
         return [*found, (self.last, last)]
-
-    def libraries(self) -> list[Any]:
-        """Those of its kernels."""
-        return [
-            x for group in (*[own for _, own in self.stages], self.last) for x in group.libraries()
-        ]
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, behind the products before it."""
@@ -242,12 +254,6 @@ class StagedStep:
                 one()
             writes += stacks.multiply(scalars.placements[i], numbers[i])
         return bound, writes
-
-
-def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
-    """The scalars of a group whose rules all act in each step."""
-    placed, varied = group.placed, group.varied
-    return BoundScalars(group.placements, numbers, goal, placed=placed, varied=varied)
 
 
 class Stacks:
@@ -368,13 +374,13 @@ class OwnedStacks:
         params: list[Tensor],
         slots: list[Slots],
         turns: list[int],
-        shared: list[Partitions],
+        parts: Sequence[tuple[Partition, Sequence[Partition | None]]],
         *,
         spread: bool,
     ) -> None:
         self.slots = slots
         self.turns = turns
-        self.shared = shared
+        self.parts, self.slot_parts = zip(*parts, strict=True)
         self.spread = spread
         self.updates = [p.new_empty(p.shape, dtype=compute_dtype(p)) for p in params]
 
@@ -390,8 +396,8 @@ class OwnedStacks:
             run_some,
             self.updates,
             self.slots,
-            [x.part for x in self.shared],
-            [x.slots[0] for x in self.shared],
+            self.parts,
+            self.slot_parts,
             spread=self.spread,
         )
         writes: list[Write] = []

@@ -100,10 +100,6 @@ class ShardExecutor(Executor):
         given = self._given(grads)  # which may make another inner group
         return self.inner.prepare(given, scalars).step(given, scalars)
 
-    def libraries(self) -> list[Any]:
-        """Those that step the shards."""
-        return self.inner.libraries()
-
     def _given(self, grads: list[Tensor]) -> list[Tensor]:
         """The local gradients, after shards that have moved were taken in."""
         given = self._locals(grads)

@@ -7,7 +7,7 @@ In one graph with the update Inductor does not separate forward and backward, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,11 +165,11 @@ class TrainStep(Reconstructible):
         if "grad_fn" in self.extra:
             later = scale if _scales_inside(state) else None
             extra.setdefault("grad_fn", lambda worse: base.recorded(find, worse, later, parts)[0])
-        with without_autocast(loss.device.type):
-            if self.compiled and not traced:
-                params, state = self.update(grads, state, params, **extra)
-            else:
-                params, state = self.update.by_operations(grads, state, params, extra)
+        if self.compiled and not traced:
+            step = partial(self.update, grads, state, params, **extra)
+        else:
+            step = partial(self.update.by_operations, grads, state, params, extra)
+        params, state = modes.uncast(loss.device.type, step)
         self.scaled = scale is not None
         if not self.has_aux:
             return params, state, loss
@@ -383,10 +383,3 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
         return x[i * size : (i + 1) * size].clone()  # a view with an offset is compiled separately
 
     return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context without autocast, where there is some."""
-    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)

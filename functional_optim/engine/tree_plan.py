@@ -41,16 +41,16 @@ class TreeNumbers:
 
     def __init__(self, state: State, *, captured: bool = False) -> None:
         self.captured = captured and state.step.device.type != "cpu"
-        self.carry: dict[str, Any] = {}
         self.recorded: list[Tensor] = []
         self.fixed: dict[str, float] = {}
         self.known: dict[str, Known] = {}
-        self.written: dict[str, Any] = {}
+        self.read(state)
 
     def read(self, state: State) -> None:
         """Take in the state of a step. The host reads a number only if somebody else has written
         it since the last step."""
-        self.state, self.written = state, {}
+        self.state = state
+        self.written: dict[str, Any] = {}
         self.time = self._read(COUNT, state.step) + 1
         self.carry = {key: self._read(key, x) for key, x in state.carry.items()}
 
@@ -187,7 +187,6 @@ class TreePlan(StepPlan):
         self.guard = TensorGuard(given, leaves, [*chain(*slots)], tuple(chain(*columns)))
         self.given = list(map(self.guard.apart, self.given))
         self.numbers = TreeNumbers(state, captured=captured)
-        self.numbers.read(state)
         slots = [dict(zip(self.keys, row, strict=True)) for row in zip(*columns[1:], strict=True)]
         items = list(tree.items(params))
         turns = turns_in({0: tx}, [(0, path, p) for path, p in items])

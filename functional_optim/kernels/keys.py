@@ -20,17 +20,17 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         above: ids of what is being described, for functions that call themselves.
     """
     if isinstance(fn, Tensor):
-        return _Keep(fn)
+        return Keep(fn)
     if isinstance(fn, float):
         return (type(fn), repr(fn))  # 0.0 and -0.0 are equal
     if id(fn) in above:
-        return (_Keep, above.index(id(fn)))
+        return (Keep, above.index(id(fn)))
     inside = (*above, id(fn))
     if isinstance(fn, types.FunctionType):
         cells = tuple(map(_content, fn.__closure__ or ()))
         constants = (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn))
         own = [static_key(x, inside) if x else None for x in constants]
-        return (fn.__code__, _Keep(fn.__globals__), *own, *_globals_of(fn, inside))
+        return (fn.__code__, Keep(fn.__globals__), *own, *_globals_of(fn, inside))
     if type(fn) is types.MethodType:
         return (types.MethodType, *[static_key(x, inside) for x in (fn.__func__, fn.__self__)])
     if type(fn) is functools.partial:
@@ -45,7 +45,7 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
     try:
         hash(fn)
     except TypeError:
-        return (type(fn), _Keep(fn), *numbers)
+        return (type(fn), Keep(fn), *numbers)
     return (type(fn), fn, *numbers)
 
 
@@ -98,14 +98,14 @@ def are_own(functions: tuple[Any, ...]) -> bool:
     return True
 
 
-class _Keep:
+class Keep:
     """Stands for an object itself, and holds it, so that its id stays its own."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Keep) and other.value is self.value
+        return isinstance(other, Keep) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)

@@ -229,10 +229,6 @@ class Launches:
         """What the calls measure, in parts still to be summed."""
         return [one() for one in self.step(grads, scalars)]
 
-    def libraries(self) -> list[Native]:
-        """The libraries that are called."""
-        return [launch.native for _, launch in self.found if isinstance(launch, Launch)]
-
 
 def _flat(numbers: Sequence[Any]) -> Iterator[float]:
     for x in numbers:

@@ -105,7 +105,7 @@ def monitor(
     if around is None:
         return rule
     before = around.placements
-    return Leafwise((*before, *[x.looking_back(len(before)) for x in rule.placements]))
+    return Leafwise((*before, *[x._replace(lookback=len(before)) for x in rule.placements]))
 
 
 @factory

@@ -308,7 +308,8 @@ with warnings.catch_warnings(record=True) as heard:
     tx, params = fo.leafwise(None, rule, name="rule"), {"w": torch.zeros(4)}
     step = fo.compile(tx, strict=True)
     step({"w": torch.ones(4)}, tx.init(params), params)
-(kernel,) = step.plan.entries[0].tensors.libraries()
+from functional_optim.engine.native import LOADED
+(kernel,) = LOADED
 print(json.dumps({
     "w": params["w"].tolist(),
     "found": kernel.found,
@@ -375,11 +376,11 @@ def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
 
 
 def test_of_processes_that_start_at_once_one_compiles(tmp_path):
-    many = [start(tmp_path / "kernels") for _ in range(6)]
+    many = [start(tmp_path / "kernels") for _ in range(3)]
     results = [said(process) for process in many]
-    assert [got["w"] for got in results] == [[-0.125] * 4] * 6
-    assert [got["heard"] for got in results] == [[]] * 6
-    assert sorted(got["found"] for got in results) == [False] + [True] * 5
+    assert [got["w"] for got in results] == [[-0.125] * 4] * 3
+    assert [got["heard"] for got in results] == [[]] * 3
+    assert sorted(got["found"] for got in results) == [False, True, True]
     assert [Path(name).suffix for name in names(tmp_path / "kernels")] == [".so"]
 
 

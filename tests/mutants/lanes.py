@@ -18,8 +18,8 @@ MUTANTS = [
         "'changed or known or other or torch_does'",
         (
             "what is recorded does not tell operations apart",
-            "self._said(op, (op, _plain(given), _plain(named)), x)",
-            "self._said(op, (_plain(given), _plain(named)), x)",
+            "self._said(op, (op, indexed(given), indexed(named)), x)",
+            "self._said(op, (indexed(given), indexed(named)), x)",
         ),
         ("values may be read", "if op in READS and any(", "if False and any("),
         ("random numbers are constants", 'raise Unsuitable(f"random numbers ({op})")', "pass"),
