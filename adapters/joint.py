@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
@@ -13,6 +14,7 @@ from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
 from functional_optim.checkpoint.errors import listed, refuse
 from functional_optim.core import base
+from functional_optim.core.numbers import tensor_of
 from functional_optim.core.ravel import Ravel
 from functional_optim.kernels.interrupts import held
 
@@ -97,12 +99,15 @@ class JointOptimizer(OptimizerBase):
         fresh = tx.init(values)
         return type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
 
-    def _finish(self, moving: list[Tensor], new: list[Tensor], state: Any) -> None:
-        """Write parameters and state, atomically."""
+    def _finish(
+        self, moving: list[Tensor], new: list[Tensor], state: Any, kept: list[Any] | None = None
+    ) -> None:
+        """Write parameters and state, atomically. kept: that of `undone`, emptied."""
 
         def finish() -> None:
             write(moving, new)
             self.state[moving[0]] = state._asdict()
+            (kept or []).clear()
 
         held(finish)
 
@@ -116,11 +121,18 @@ def agreed(who: str, groups: Sequence[dict[str, Any]], names: Iterable[str]) -> 
     first = groups[0]
     for name in names:
         values = [group[name] for group in groups]
-        if any(x != first[name] for x in values[1:]):
+        if not all(same(first[name], x) for x in values[1:]):
             raise ValueError(
                 f"{who}, but they have different {name}: {values}; use one value for all."
             )
     return first
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two hyperparameters are equal."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is b or bool(torch.equal(tensor_of(a), tensor_of(b)))
+    return a is b or a == b
 
 
 def check_moving(moving: Collection[Any]) -> None:

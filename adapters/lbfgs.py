@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
-from functional_optim.adapters.joint import checked_closure, undone
+from functional_optim.adapters.joint import checked_closure, undone, write
 from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
@@ -133,7 +133,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         here = point(flat), number(loss, mesh), gradient(flat)
         run = quasi_newton.begin(settings, *here, past_of(old, flat))
         while not run.done:
-            write(flat, quasi_newton.aim(settings, run))
+            write(flat.leaves, flat.tree(quasi_newton.aim(settings, run)))
             f = number(closure(), mesh)
             if not settings.wolfe:
                 run = run._replace(x=point(flat))  # a closure may project the parameters
@@ -142,7 +142,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
 
         def finish() -> None:
             if run.here:
-                write(flat, run.x)
+                write(flat.leaves, flat.tree(run.x))
             self.state[flat.leaves[0]].update(new)
             before.clear()
 
@@ -212,12 +212,6 @@ def point(flat: Ravel) -> Tensor:
 def gradient(flat: Ravel) -> Tensor:
     """Their gradients."""
     return flat.vector([p.grad for p in flat.leaves])
-
-
-def write(flat: Ravel, x: Tensor) -> None:
-    """Set the parameters."""
-    for p, value in zip(flat.leaves, flat.tree(x), strict=True):
-        p.copy_(value)
 
 
 def check_undivided(params: list[Tensor], name: str = "LBFGS") -> None:

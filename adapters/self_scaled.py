@@ -23,7 +23,6 @@ from functional_optim.adapters.lbfgs import check_undivided, number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
 from functional_optim.core import base, sharding
 from functional_optim.core.numbers import tensor_of
-from functional_optim.kernels.interrupts import held
 
 
 class SelfScaled(JointOptimizer):
@@ -87,13 +86,7 @@ class SelfScaled(JointOptimizer):
                 grads, self._known(tx, before, moving[0]), before, value=value,
                 value_and_grad=value_and_grad,
             )  # fmt: skip
-            new = base.apply_updates(before, updates)
-
-            def finish() -> None:
-                self._finish(moving, new, state)
-                kept.clear()
-
-            held(finish)
+            self._finish(moving, base.apply_updates(before, updates), state, kept)
             return loss
 
         return undone(moving, run)

@@ -111,10 +111,6 @@ def _ratio(over: Any, under: Any) -> Any:
     return numeric.where(under == 0, 0.0, numeric.sqrt(numeric.divide(over, under)))
 
 
-def _ratio_to_first(under: Any, over: Any) -> Any:
-    return _ratio(over, under)
-
-
 def _cosine(product: Any, g: Any, u: Any) -> Any:
     size = numeric.sqrt(g) * numeric.sqrt(u)
     return numeric.where(size == 0, 0.0, numeric.divide(-product, size))
@@ -162,7 +158,7 @@ cosine = Measure(_products, _cosine, ("gradients", "updates"))
 updates have the direction of −g, 0 if they are orthogonal to it or one of the two is 0, below 0 if
 they point uphill. Both parts of a complex element count."""
 
-effective_lr = Measure(_two_squares, _ratio_to_first, ("gradients", "updates"))
+effective_lr = Measure(_two_squares, _ratio, ("updates", "gradients"))
 """The norm of the updates over that of the gradients, ‖u‖ / ‖g‖: the learning rate with which plain
 SGD would take a step of the same length. For SGD it is the learning rate; for Adam, whose steps do
 not depend on the size of gradients, it includes the division by their size. 0 if all gradients are

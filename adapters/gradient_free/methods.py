@@ -152,11 +152,11 @@ class Recipe:
         self.passes_on = "tx" in names_of(make_method)
         rest = {name: value for name, value in given.items() if name not in taken}
         own = recipe_defaults(make_method, {**rest, **({"tx": None} if self.passes_on else {})})
+        self.method = ByReference(make_method, tuple(own))
         own.pop("tx", None)
         theirs = recipe_defaults(make_tx, {n: value for n, value in given.items() if n in taken})
         self.defaults = {**own, **theirs}
         self.takes_any = takes_any(make_method) or takes_any(make_tx)
-        self.method = ByReference(make_method, tuple(own))
         self.tx = ByReference(make_tx, tuple(theirs))
 
     def __call__(self, group: dict[str, Any]) -> Driver:
@@ -166,7 +166,11 @@ class Recipe:
                 f"tx returned a {type(tx).__name__}; it must return a transformation, such as "
                 "fo.adam(lr) or fo.chain(...)."
             )
-        method = self._with(tx, group) if self.passes_on else self.method(group)
+        if self.passes_on and tx is None:
+            raise TypeError(
+                "the method passes gradients to a transformation; pass tx=fo.adam, lr=…."
+            )
+        method = self.method({**group, "tx": tx})
         if isinstance(method, Estimator):
             return estimating(method, tx)
         if not isinstance(method, Search):
@@ -181,13 +185,6 @@ class Recipe:
                 "result.)"
             )
         return Searching(method)
-
-    def _with(self, tx: Any, group: dict[str, Any]) -> Any:
-        if tx is None:
-            raise TypeError(
-                "the method passes gradients to a transformation; pass tx=fo.adam, lr=…."
-            )
-        return self.method.call(tx=tx, **{name: group[name] for name in self.method.names})
 
 
 def estimating(estimator: Estimator, tx: base.GradientTransformation | None) -> Estimating:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,9 +13,10 @@ from torch.optim.optimizer import ParamsT
 from functional_optim import numeric, tree
 from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.gradient_free.methods import Driver, Estimating, Recipe
-from functional_optim.adapters.joint import undone
+from functional_optim.adapters.joint import agreed, undone, write
 from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_keys
+from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.checkpoint.errors import misfit, refuse
 from functional_optim.core import base, randomness
 from functional_optim.core.numbers import tensor_of
@@ -138,15 +138,8 @@ class GradientFree(OptimizerBase):
 
     def _group(self) -> dict[str, Any]:
         """The hyperparameters, which all groups have in common."""
-        first, *others = self.param_groups
-        for i, group in enumerate(others, 1):
-            for name in (*self.recipe.defaults, "seed"):
-                if not same(first[name], group[name]):
-                    raise ValueError(
-                        f"parameter groups 0 and {i} differ in {name}, but all parameters are "
-                        "searched as one tree; pass equal values, or use separate optimizers."
-                    )
-        return first
+        who = "GradientFree searches all groups as one tree"
+        return agreed(who, self.param_groups, (*self.recipe.defaults, "seed"))
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -233,13 +226,12 @@ class GradientFree(OptimizerBase):
         new, state = driver.tell(fitness, asked, at)
         kept = {**self.state.get(params[0], {}), **dict(tree.items(state))}
 
-        def write() -> None:
-            for p, value in zip(places, tree.leaves(new), strict=True):
-                p.copy_(value)
+        def finish() -> None:
+            write(places, tree.leaves(new))
             self.state[params[0]] = kept
             before.clear()
 
-        held(write)
+        held(finish)
         kind = losses[0].dtype if losses[0].is_floating_point() else torch.float64
         return worst_if_not_finite(fitness).min().to(kind)
 
@@ -286,22 +278,8 @@ def evaluate(closure: Callable[[], Any]) -> Any:
 
 def number(loss: Any) -> Tensor:
     """A closure's loss, 0-dim."""
-    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return loss.detach().reshape(())
-    if isinstance(loss, numbers.Real):
-        return tensor_of(float(loss))
-    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-    raise TypeError(
-        f"the closure must return the loss, one real number, but it returned {found}; end it with "
-        "e.g. return loss."
-    )
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two hyperparameters are equal."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return a is b or bool(torch.equal(tensor_of(a), tensor_of(b)))
-    return a is b or a == b
+    check_loss(loss)
+    return tensor_of(loss).detach().reshape(())
 
 
 class Described:

@@ -22,7 +22,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.numbers import tensor_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots
-from functional_optim.engine.missing_grad import WithoutGradient
+from functional_optim.engine.missing_grad import WithoutGradient, place_of
 from functional_optim.engine.plan import StepContext
 
 if TYPE_CHECKING:
@@ -87,10 +87,7 @@ class SharedRule:
 
     def place(self, parts: Parts) -> tuple[int, int] | None:
         """The first entry that has the rule, and the rule's index in it."""
-        for k, (group, tx) in enumerate(parts):
-            if group in self.groups and self.keys in tx.layout.carry:
-                return k, tx.layout.carry.index(self.keys)
-        return None
+        return place_of(self.keys, [x.layout.carry if k in self.groups else () for k, x in parts])
 
     def look(self, optimizer: OptimizerBase) -> None:
         """Find the parameters whose state has the scalars. Those whose state is new since the last

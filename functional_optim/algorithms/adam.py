@@ -184,6 +184,13 @@ def adamw(
     )
 
 
+def adam_scalars(t, *, betas, eps):
+    """1 − β₁, 1 − β₂, the factor of m over √v + ε̂, and ε̂."""
+    b1, b2 = betas
+    root = numeric.sqrt(1 - b2**t)
+    return 1 - b1, 1 - b2, root / (1 - b1**t), eps * root
+
+
 def adam_numbers(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
     """The hyperparameters that Adam's variants share, or torch's error for one out of range."""
     pair = check_betas(betas)

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers, scale_by_adam
+from functional_optim.algorithms.adam import (
+    AdamSlots,
+    Betas,
+    adam_numbers,
+    adam_scalars,
+    scale_by_adam,
+)
 from functional_optim.combinators.partition import partition
 from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation, real_only
@@ -100,11 +106,6 @@ def scale_by_adam_mini(
             return AdamSlots(m, p.new_zeros(block, 1))
         return AdamSlots(m, squares(torch.zeros_like(p)))
 
-    def scalars(t, *, betas, eps):
-        b1, b2 = betas
-        root = numeric.sqrt(1 - b2**t)
-        return 1 - b1, 1 - b2, root / (1 - b1**t), eps * root
-
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
         a1, a2, scale, eps = numbers
         m = slots.exp_avg.lerp(g, a1)
@@ -112,7 +113,9 @@ def scale_by_adam_mini(
         u = cut(m) * (scale / (v.sqrt() + eps))
         return u.reshape(g.shape), AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_adam_mini")
+    return leafwise(
+        init, update, adam_scalars, hyper=hyper, storage=SQUARES, name="scale_by_adam_mini"
+    )
 
 
 @factory

@@ -16,13 +16,14 @@ from functional_optim import numeric
 from functional_optim.algorithms.muon import MuonSlots, matrix_chain
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core.base import GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.scalars import given
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
+    SCALES,
     Scale,
-    check_scale,
     matrix_rule,
     polar_factor,
     shape_factor,
@@ -88,7 +89,7 @@ def scale_by_dion2(
         )
     numeric.check_range("scale_by_dion2", "of 0 or more", ef_decay=ef_decay)
     polar = polar_factor("scale_by_dion2", ns_coefficients, ns_eps, ns_steps, ns_dtype)
-    check_scale("scale_by_dion2", scale)
+    check_choice("scale_by_dion2", SCALES, scale=scale)
 
     def update(G: Tensor, slots: MuonSlots, p: Any, decay: Any) -> tuple[Tensor, MuonSlots]:
         M = slots.momentum_buffer + G

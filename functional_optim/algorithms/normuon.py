@@ -16,13 +16,14 @@ from functional_optim.algorithms.adafactor import mean
 from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core.base import GradientTransformation
+from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
+    SCALES,
     Scale,
-    check_scale,
     matrix_rule,
     polar_factor,
     shape_factor,
@@ -86,7 +87,7 @@ def scale_by_normuon(
     numeric.check_range("scale_by_normuon", "in [0, 1)", beta2=beta2)
     numeric.check_range("scale_by_normuon", "of 0 or more", eps=eps, momentum=momentum)
     polar = polar_factor("scale_by_normuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
-    check_scale("scale_by_normuon", scale)
+    check_choice("scale_by_normuon", SCALES, scale=scale)
 
     def init(p: Tensor) -> NorMuonSlots:
         return NorMuonSlots(p.new_zeros(len(p), 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers, adam_scalars
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -53,11 +53,6 @@ def scale_by_yogi(
         value = start * (1 + 1j) if p.is_complex() else start
         return AdamSlots(torch.full_like(p, value), torch.full_like(p, value))
 
-    def scalars(t, *, betas, eps):
-        b1, b2 = betas
-        root = numeric.sqrt(1 - b2**t)
-        return 1 - b1, 1 - b2, root / (1 - b1**t), eps * root
-
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
         a1, a2, scale, eps = numbers
         m, v = slots.exp_avg.lerp(g, a1), slots.exp_avg_sq
@@ -65,7 +60,7 @@ def scale_by_yogi(
         u = scale * m / (v.sqrt() + eps)
         return u, AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_yogi")
+    return leafwise(init, update, adam_scalars, hyper=hyper, storage=SQUARES, name="scale_by_yogi")
 
 
 @factory

@@ -11,9 +11,8 @@ from torch import nn
 
 from functional_optim.core import base
 from functional_optim.core.calls import check_choice
-from functional_optim.core.chain import MixedChain, chain
+from functional_optim.core.chain import each_placement
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import Answers, Choice, fits
 from functional_optim.core.rule import Placement
 from functional_optim.core.views import Kernel, MatrixView
@@ -258,13 +257,3 @@ def kernels_of(
         if holder.transposed:
             found[path]["orientation"] = "in_out"
     return found
-
-
-def each_placement(tx: Any, change: Callable[[Placement], Sequence[Placement]]) -> Any:
-    """A transformation whose placements are replaced. Parts that do not consist of one-tensor rules
-    stay unchanged."""
-    if isinstance(tx, Leafwise):
-        return Leafwise(tuple([new for x in tx.placements for new in change(x)]))
-    if isinstance(tx, MixedChain):
-        return chain(*[each_placement(part, change) for part in tx.parts])
-    return tx

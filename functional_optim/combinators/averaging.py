@@ -134,10 +134,8 @@ def schedule_free(
     """
     base.check_transformation("schedule_free", tx, "schedule_free(sgd(1.0))")
     numeric.check_range("schedule_free", "in (0, 1]", momentum=momentum)
-    for name, number in (("lr", lr), ("r", r), ("weight_lr_power", weight_lr_power)):
-        numeric.check(
-            lambda x: x >= 0.0, number, f"schedule_free needs {name} to be 0 or more, but got {{}}."
-        )
+    powers = {"r": r, "weight_lr_power": weight_lr_power}
+    numeric.check_range("schedule_free", "of 0 or more", lr=lr, **powers)
 
     def scalars(t, carry, *, weight_lr, momentum, r, weight_lr_power):
         top = numeric.maximum(weight_lr, carry.lr_max)

@@ -116,14 +116,6 @@ def copied(values: Any) -> Any:
     return tree.map(torch.clone, values)
 
 
-def check_steps(name: str, every: Any) -> None:
-    """Raise ValueError for an invalid number of steps."""
-    if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
-        raise ValueError(
-            f"{name} synchronizes every 1 step or more, a whole number, but got every={every!r}."
-        )
-
-
 def check_alone(name: str, tx: Any, example: str) -> None:
     """Raise an error unless it is a transformation, or if it contains one with synchronizations."""
     base.check_transformation(name, tx, example)

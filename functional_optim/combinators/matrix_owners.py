@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from functional_optim.combinators.as_matrix import each_placement
 from functional_optim.core import base, sharding
 from functional_optim.core.calls import check_choice
+from functional_optim.core.chain import each_placement
 from functional_optim.core.factory import factory
 from functional_optim.core.ownership import OwnerGroup
 

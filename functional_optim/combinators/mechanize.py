@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
+from functional_optim.core.numbers import record_of
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
 
@@ -79,22 +79,17 @@ def mechanize(
         True
     """
     base.check_transformation("mechanize", tx, "mechanize(adamw(1.0))")
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            "mechanize needs a transformation that consists of one-tensor rules: it compares "
-            "updates with gradients element by element; put other transformations around it."
-        )
+    tx = made_of_rules("mechanize", tx, "put other transformations around mechanize")
     if not isinstance(betas, tuple) or not betas:
         raise ValueError(f"mechanize needs a tuple of at least one beta, but got {betas!r}.")
     for beta in betas:
         numeric.check(lambda x: 0 < x < 1, beta, "mechanize needs betas in (0, 1), but got {}.")
-    numeric.check(lambda x: x >= 0, s_decay, "mechanize needs an s_decay of 0 or more, not {}.")
-    numeric.check(lambda x: x > 0, s_init, "mechanize needs an s_init above 0, but got {}.")
-    numeric.check_range("mechanize", "above 0", eps=eps)
+    numeric.check_range("mechanize", "of 0 or more", s_decay=s_decay)
+    numeric.check_range("mechanize", "above 0", s_init=s_init, eps=eps)
     count = len(betas)
     first = {"s": 0.0, "v": 0.0, "r": 0.0, "m": 1e-6}
-    names = [f"{letter}_{i}" for letter in first for i in range(count)]
-    carry = namedtuple("carry", names)(*[x for x in first.values() for _ in range(count)])
+    names = tuple([f"{letter}_{i}" for letter in first for i in range(count)])
+    carry = record_of("carry", names)(*[x for x in first.values() for _ in range(count)])
 
     def init(p: Tensor) -> MechanicSlots:
         ref = p.to(wide_dtype(p), copy=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from functional_optim.core import base
-from functional_optim.core.chain import MixedChain, chain, on_some
+from functional_optim.core.chain import chain, each_placement, on_some
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.leafwise import leafwise
 from functional_optim.core.lift import frozen
 from functional_optim.core.paths import Choice, Labels, Mask, chosen, labelled_by, masked_by
 
@@ -160,8 +160,8 @@ def _is_transformation(x: Any) -> bool:
 
 def _only(choice: Choice, tx: Any) -> base.GradientTransformation:
     """A transformation of the chosen leaves."""
-    if isinstance(tx, Leafwise):
-        return Leafwise(tuple([placement.on(choice) for placement in tx.placements]))
-    if isinstance(tx, MixedChain):
-        return chain(*[_only(choice, part) for part in tx.parts])
-    return on_some(lambda path, p: chosen((choice,), path, p), tx, choices=(choice,))
+
+    def of_some(part: Any) -> base.GradientTransformation:
+        return on_some(lambda path, p: chosen((choice,), path, p), part, choices=(choice,))
+
+    return each_placement(tx, lambda x: [x.on(choice)], of_some)

@@ -11,9 +11,9 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, sharding
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import MixedChain, Wrapped, chain
+from functional_optim.core.chain import Wrapped, chain, each_placement
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.leafwise import leafwise
 from functional_optim.core.ravel import Ravel
 from functional_optim.core.rule import Runs, select
 from functional_optim.core.storage import Storage, wide_dtype
@@ -168,16 +168,16 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
     """
     base.check_transformation("sharded_over", tx, "sharded_over(chain(clip_by_global_norm(1.0)))")
     sharding.check_group("sharded_over", group)
-    if isinstance(tx, MixedChain):
-        return chain(*[sharded_over(part, group) for part in tx.parts])
-    if not isinstance(tx, Leafwise):
+
+    def refused(part: Any) -> Any:
         raise TypeError(
             "sharded_over takes transformations that consist of one-tensor rules, but got another "
             "one; put sharded_over around the rules inside it, or next to it: "
             "chain(flatten(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
         )
-    return Leafwise(
-        tuple([x._replace(reduce_groups=(*x.reduce_groups, group)) for x in tx.placements])
+
+    return each_placement(
+        tx, lambda x: [x._replace(reduce_groups=(*x.reduce_groups, group))], refused
     )
 
 

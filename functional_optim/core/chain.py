@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from torch import Tensor
@@ -296,6 +296,20 @@ NARROWED: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[Any], Any]], 
 }
 """The extra arguments of a transformation of some leaves, from those of one of all leaves: by their
 names, from an argument, a function that adds the other leaves, and one that drops them."""
+
+
+def each_placement(
+    tx: Any,
+    change: Callable[[Placement], Sequence[Placement]],
+    other: Callable[[Any], Any] = lambda part: part,
+) -> Any:
+    """A transformation whose placements are replaced. other: changes the parts that do not consist
+    of one-tensor rules; by default they are unchanged."""
+    if isinstance(tx, Leafwise):
+        return Leafwise(tuple([new for x in tx.placements for new in change(x)]))
+    if isinstance(tx, MixedChain):
+        return chain(*[each_placement(part, change, other) for part in tx.parts])
+    return other(tx)
 
 
 def choices_of(tx: base.GradientTransformation) -> list[Choice]:

@@ -3,6 +3,7 @@ of tensors among them."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,18 @@ def tensor_of(x: Any) -> Tensor:
     if isinstance(x, Tensor):
         return x
     return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None, device="cpu")
+
+
+_records: dict[Any, Any] = {}
+
+
+def record_of(name: str, fields: tuple[str, ...]) -> Any:
+    """The NamedTuple of this name with these fields: one type, which the caches of recipes know."""
+    if torch.compiler.is_compiling():
+        return namedtuple(name, fields)
+    if (name, fields) not in _records:
+        _records[name, fields] = namedtuple(name, fields)
+    return _records[name, fields]
 
 
 def parts_of(own: Numbers) -> tuple[tuple[Any, ...], tuple[Any, ...], Numbers]:

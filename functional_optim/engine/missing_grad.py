@@ -15,6 +15,16 @@ from functional_optim.engine.executor import Write
 from functional_optim.engine.plan import StepContext
 
 
+def place_of(
+    keys: tuple[str, ...], carries: Sequence[tuple[tuple[str, ...], ...]]
+) -> tuple[int, int] | None:
+    """The first of some entries that has the rule with these carried scalars, and its index there.
+
+    carries: for each entry, the keys of each rule.
+    """
+    return next(((k, own.index(keys)) for k, own in enumerate(carries) if keys in own), None)
+
+
 class WithoutGradient:
     """The tensors of a rule without a gradient, and the update of their slots.
 

@@ -21,7 +21,7 @@ from functional_optim.core.storage import present
 from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.guards import TensorGuard, version_of
-from functional_optim.engine.missing_grad import WithoutGradient
+from functional_optim.engine.missing_grad import WithoutGradient, place_of
 from functional_optim.engine.plan import (
     PlanEntry,
     PlanLeaf,
@@ -255,18 +255,15 @@ def _absent(
 ) -> list[WithoutGradient]:
     """The leaves without a gradient, for the rules whose slots go on there, too."""
     found = []
-    for placement, count, keys in zip(
-        tx.placements, tx.layout.counts, tx.layout.slots, strict=True
+    carries = [entry.tx.layout.carry for entry in entries]
+    for (placement, carry), keys in zip(
+        zip(tx.placements, tx.layout.carry, strict=True), tx.layout.slots, strict=True
     ):
         mine = [
             (leaf.p, tuple([leaf.slots[key] for key in keys]))
             for leaf in (rows if placement.rule.runs.absent else ())
             if leaf.g is None and chosen(placement.where, leaf.name, leaf.p)
         ]
-        for k, entry in enumerate(entries if mine else ()):
-            pairs = zip(entry.tensors.placements, entry.tx.layout.counts, strict=True)
-            places = [i for i, (x, n) in enumerate(pairs) if (x.name, n) == (placement.name, count)]
-            if places:
-                found.append(WithoutGradient(k, places[0], mine))
-                break
+        place = place_of(carry, carries) if mine else None
+        found += [] if place is None else [WithoutGradient(*place, mine)]
     return found

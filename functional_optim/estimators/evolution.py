@@ -61,7 +61,7 @@ def es_gradient(
             f"es_gradient evaluates pairs, so it needs an even population, but got {population}."
         )
     weigh = by_rank if ranks else differences
-    return pairs("es_gradient", Rays(population // 2, False, batched), sigma, weigh, lazy=True)
+    return pairs("es_gradient", Rays(population // 2, False, batched), sigma, weigh)
 
 
 def by_rank(plus: Tensor, minus: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
     """
     numeric.check_range("mezo", "positive", eps=eps)
     numeric.check_count("mezo", 1, samples=samples)
-    return pairs("mezo", NORMAL._replace(number=samples), eps, differences, lazy=True)
+    return pairs("mezo", NORMAL._replace(number=samples), eps, differences)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from functional_optim.estimators.protocol import (
     seen,
     shared,
 )
-from functional_optim.search import evaluate
+from functional_optim.search.base import check_losses, evaluate
 
 LOOKS = {
     getattr(Tensor, name).__get__
@@ -94,7 +94,7 @@ Weigh = Callable[[Tensor, Tensor], Tensor]
 """Losses on the one side and on the other, (n,) each → a factor for each direction, (n,)."""
 
 
-def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bool) -> Estimator:
+def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh) -> Estimator:
     """An estimator from central differences: Σ weigh(f⁺, f⁻) / (2 c) · z, f± = f(p ± c z).
 
     Args:
@@ -102,7 +102,6 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
         rays: the distribution of the directions z.
         reach: c, a hyperparameter.
         weigh: the weights of two losses. For a difference quotient, (f⁺ − f⁻) / n.
-        lazy: whether a leaf may be perturbed when an operation reads it.
     """
     n = rays.number
 
@@ -125,7 +124,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
     def one_by_one(fn: Callable[..., Any], state: EstimatorState, params: Tree) -> Tensor:
         key, c = at(state)
-        plain = lazy and not torch.compiler.is_compiling() and not modes.transformed()
+        plain = not torch.compiler.is_compiling() and not modes.transformed()
 
         def value(i: int, sign: int) -> Tensor:
             def leaf(path: str, p: Tensor) -> Tensor:
@@ -156,12 +155,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
         return measured
 
     def read(losses: Tensor, state: EstimatorState) -> tuple[Tensor, EstimatorState]:
-        if not isinstance(losses, Tensor) or tuple(losses.shape) != (2 * n,):
-            found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"{name} needs the losses of its {2 * n} candidates as a tensor of shape "
-                f"({2 * n},), but got {found}."
-            )
+        check_losses(name, 2 * n, losses)
         losses = losses.detach().to(state.weights)
         _, c = at(state)
         weights = finite(weigh(losses[:n], losses[n:]) / (2 * c))  # c may have fallen to 0

@@ -58,7 +58,7 @@ def spsa(
         t = count + 1
         return numeric.at(c, t) / numeric.power(t, numeric.at(gamma, t))
 
-    return pairs("spsa", Rays(samples, True, batched), reach, differences, lazy=True)
+    return pairs("spsa", Rays(samples, True, batched), reach, differences)
 
 
 @factory

@@ -335,13 +335,18 @@ def check_positive(name: str, **values: Any) -> None:
         )
 
 
-def check_told(name: str, n: int, candidates: Any, fitness: Any, like: Any) -> None:
-    if not isinstance(fitness, Tensor) or tuple(fitness.shape) != (n,):
-        what = tuple(fitness.shape) if isinstance(fitness, Tensor) else type(fitness).__name__
+def check_losses(who: str, n: int, losses: Any) -> None:
+    """Raise ValueError unless there is a tensor with a loss for each of n candidates."""
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (n,):
+        found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
-            f"{name} with a population of {n} needs its losses as a tensor of shape ({n},), but "
-            f"got {what}; fo.search.evaluate returns one."
+            f"{who} needs the losses of its {n} candidates as a tensor of shape ({n},), but got "
+            f"{found}; fo.search.evaluate returns one."
         )
+
+
+def check_told(name: str, n: int, candidates: Any, fitness: Any, like: Any) -> None:
+    check_losses(f"{name} with a population of {n}", n, fitness)
     many = tree.map(lambda p: p.expand(n, *p.shape), like)
     tree.check_same(many, candidates, "params × population", "candidates", "pass what ask returned")
 

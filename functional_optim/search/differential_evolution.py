@@ -85,9 +85,7 @@ def differential_evolution(
     numeric.check(
         lambda x: 0.0 < x <= 2.0, F, "differential_evolution needs F in (0, 2], but got {}."
     )
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0, CR, "differential_evolution needs CR in [0, 1], but got {}."
-    )
+    numeric.check_range("differential_evolution", "in [0, 1]", CR=CR)
     check_choice("differential_evolution", STRATEGIES, strategy=strategy)
 
     def start(at: Start) -> dict[str, Any]:

@@ -155,10 +155,8 @@ def pgpe(
     """
     base.check_transformation("pgpe", tx, "pgpe(64, 0.1, fo.adam(0.01))")
     check_positive("pgpe", sigma=sigma)
-    numeric.check(lambda x: x >= 0.0, lr_sigma, "pgpe needs lr_sigma of 0 or more, but got {}.")
-    numeric.check(
-        lambda x: 0.0 < x < 1.0, max_change, "pgpe needs max_change in (0, 1), but got {}."
-    )
+    numeric.check_range("pgpe", "of 0 or more", lr_sigma=lr_sigma)
+    numeric.check_range("pgpe", "in (0, 1)", max_change=max_change)
 
     def start(at: Start) -> dict[str, Any]:
         deviations = at.deviations(sigma)

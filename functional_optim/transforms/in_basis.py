@@ -6,7 +6,6 @@ Algorithm 3, with any rules instead of Adam.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.numbers import Own, as_args
+from functional_optim.core.numbers import Own, as_args, record_of
 from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
@@ -85,7 +84,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     kept = [key for key in fields if key not in basis.slots or not _is_further(key)]
     hyper = {key: x for rule in rules for key, x in rule.hyper} | basis.hyper
     _once([*[key for rule in rules for key, _ in rule.hyper], *basis.hyper], "hyperparameters")
-    record, whole = _record(tuple(kept)), _record(tuple(fields))
+    record, whole = [record_of("InBasisSlots", tuple(x)) for x in (kept, fields)]
     parts = tuple([_Inner(rule.updates[0], rule.storage.slots, rule.keys) for rule in rules])
     sizes = [key for rule in rules for key in rule.storage.nonnegative]
     linear = [key for rule in rules for key in rule.keys if key not in sizes]
@@ -201,18 +200,6 @@ def _of_all(key: str) -> list[str]:
     """The name of a slot of the second dimension, without the dimension."""
     what = key.partition("_")[2]
     return [f"{x}_{what}" for x in ORDINALS]
-
-
-def _record(fields: tuple[str, ...]) -> Any:
-    """The NamedTuple of some slots; recipes with equal slots share it."""
-    if torch.compiler.is_compiling():
-        return namedtuple("InBasisSlots", fields)
-    if fields not in _records:
-        _records[fields] = namedtuple("InBasisSlots", fields)
-    return _records[fields]
-
-
-_records: dict[tuple[str, ...], Any] = {}
 
 
 class _Inner(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -15,13 +14,12 @@ from functional_optim.core import base, sharding
 from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
+from functional_optim.core.numbers import record_of
 from functional_optim.core.rule import Runs, unchanged
 from functional_optim.core.storage import compute_dtype
 from functional_optim.measures import Measure, Place
 
 PLACES: tuple[Place, ...] = get_args(Place)
-
-_records: dict[tuple[str, ...], Any] = {}
 
 
 @factory
@@ -242,14 +240,11 @@ def _row(found: Any) -> tuple[Tensor, ...]:
 
 
 def _record(names: tuple[str, ...]) -> Any:
-    """The type of the slots with these names, one type per set of names."""
-    found = _records.get(names)
-    if found is None:
-        for name in names:
-            if not name.isidentifier() or name.startswith("_") or keyword.iskeyword(name):
-                raise ValueError(
-                    f"a measurement cannot be called {name!r}; use letters, digits and "
-                    "underscores, e.g. grad_norm."
-                )
-        found = _records[names] = namedtuple("Measured", names)
-    return found
+    """The type of the slots with these names."""
+    for name in names:
+        if not name.isidentifier() or name.startswith("_") or keyword.iskeyword(name):
+            raise ValueError(
+                f"a measurement cannot be called {name!r}; use letters, digits and "
+                "underscores, e.g. grad_norm."
+            )
+    return record_of("Measured", names)

@@ -55,12 +55,9 @@ def add_noise(eta: numeric.Hyper, gamma: numeric.Hyper, seed: int | Tensor) -> L
         >>> round(float(u.std()), 3)  # 0.1 · √0.01
         0.01
     """
-    for name, value in (("eta", eta), ("gamma", gamma)):
-        numeric.check(
-            lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
-        )
-    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
     hyper = {"eta": eta, "gamma": gamma}
+    numeric.check_range("add_noise", "of 0 or more", **hyper)
+    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
     return leafwise(_Keys(seed), _noisy, _scalars, hyper=hyper, name="add_noise")
 
 

@@ -71,7 +71,7 @@ def orthogonalize(
         True
     """
     polar = polar_factor("orthogonalize", ns_coefficients, eps, ns_steps, ns_dtype)
-    check_scale("orthogonalize", scale)
+    check_choice("orthogonalize", SCALES, scale=scale)
 
     def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
         factor, U = shape_factor(scale, *G.shape[-2:]), polar(G)
@@ -153,11 +153,6 @@ def polar_factor(
         return orthogonalized(G, known, ns_steps, eps, ns_dtype).to(G.dtype)
 
     return polar
-
-
-def check_scale(name: str, scale: Any) -> None:
-    """Raise ValueError for an unknown scale."""
-    check_choice(name, SCALES, scale=scale)
 
 
 def shape_factor(scale: Scale, m: int, n: int) -> float:

@@ -82,9 +82,8 @@ def reduce_on_plateau(
         >>> u, fo.get(state, "scale")
         (tensor([-0.5000]), tensor(0.5000))
     """
-    _check("factor", "between 0 and 1", lambda x: 0 < x < 1, factor)
-    _check("rtol", "within [0, 1]", lambda x: 0 <= x <= 1, rtol)
-    _check("min_scale", "within [0, 1]", lambda x: 0 <= x <= 1, min_scale)
+    numeric.check_range("reduce_on_plateau", "in (0, 1)", factor=factor)
+    numeric.check_range("reduce_on_plateau", "in [0, 1]", rtol=rtol, min_scale=min_scale)
     count = accumulation_size
     numeric.check_least("reduce_on_plateau", 1, patience=patience, accumulation_size=count)
     numeric.check_least("reduce_on_plateau", 0, atol=atol, cooldown=cooldown)
@@ -163,7 +162,3 @@ def _number(value: Any) -> Any:
             f"{type(value).__name__}; pass value=loss."
         )
     return numeric.float64(value)
-
-
-def _check(name: str, words: str, ok: Any, number: numeric.Hyper) -> None:
-    numeric.check(ok, number, f"reduce_on_plateau needs {name} {words}, but got {{}}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +73,15 @@ def differentially_private_aggregate(
         tensor([-0.1500, -0.0750])
     """
     me = "differentially_private_aggregate"
-    numeric.check(
-        lambda x: x > 0.0, l2_norm_clip, f"{me} needs an l2_norm_clip above 0, but got {{}}."
-    )
+    numeric.check_range(me, "above 0", l2_norm_clip=l2_norm_clip)
     numeric.check_range(me, "of 0 or more", noise_multiplier=noise_multiplier)
-    init = _seeded(me, seed)
+    randomness.seed_tensor(me, seed, torch.device("cpu"))
+
+    def init(params: Any) -> NoiseState:
+        base.check_params(params)
+        leaves = tree.leaves(params)
+        device = base.default_device(leaves)
+        return NoiseState(base.first_step(leaves), randomness.seed_tensor(me, seed, device))
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         base.check_passed(params)
@@ -113,20 +116,6 @@ def differentially_private_aggregate(
         return tree.map(mean, params, grads), NoiseState(state.step + 1, state.seed)
 
     return base.GradientTransformation(init, update)
-
-
-def _seeded(name: str, seed: int | Tensor) -> Callable[[Any], NoiseState]:
-    """`init` of a transformation that draws noise; errors name it. An invalid seed raises an error
-    at once."""
-    randomness.seed_tensor(name, seed, torch.device("cpu"))
-
-    def init(params: Any) -> NoiseState:
-        base.check_params(params)
-        leaves = tree.leaves(params)
-        device = base.default_device(leaves)
-        return NoiseState(base.first_step(leaves), randomness.seed_tensor(name, seed, device))
-
-    return init
 
 
 def _norms(g: Tensor) -> Tensor:

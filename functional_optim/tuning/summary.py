@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -97,6 +98,7 @@ class Folded(NamedTuple):
         return f"{path} ×{len(self.rows)}" if len(self.rows) > 1 else path
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Summary:
     """Tables of parameters: `print` them, or read the `rows`.
 
@@ -114,20 +116,11 @@ class Summary:
         [8000000, 8000, 0]
     """
 
-    def __init__(
-        self,
-        rows: Iterable[SummaryRow],
-        shared: int = 0,
-        numbers: int = 0,
-        *,
-        exact: bool = True,
-        unfit: Iterable[str] = (),
-    ) -> None:
-        self.rows = tuple(rows)
-        self.shared = shared
-        self.numbers = numbers
-        self.exact = exact
-        self.unfit = tuple(unfit)
+    rows: tuple[SummaryRow, ...]
+    shared: int = 0
+    numbers: int = 0
+    exact: bool = True
+    unfit: tuple[str, ...] = ()
 
     @property
     def state_bytes(self) -> int:
@@ -268,7 +261,7 @@ def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) ->
             numbers += _bytes([x.tensor for x in every if x.number])
         last = tx
     missed = dict.fromkeys([pattern for _, pattern in unfit(asked)])
-    return Summary(rows, shared, numbers, exact=exact, unfit=missed)
+    return Summary(tuple(rows), shared, numbers, exact, tuple(missed))
 
 
 class StateTensor(NamedTuple):

@@ -111,9 +111,11 @@ a NaN is the best loss
 - return worst_if_not_finite(fitness)
 + return (fitness)
 ? adapters/test_gradient_free.py
+= adapters/joint.py
 groups may differ
-- if not same(first[name], group[name]):
+- if not all(same(first[name], x) for x in values[1:]):
 + if False:
+? adapters/test_gradient_free.py
 = adapters/stub.py
 a stub takes another's state
 -         if self.state:

@@ -270,7 +270,7 @@ sums over rows are those of one process
 = functional_optim/kernels/launches.py
 means are taken over the rows of one process
 - rows, chunks, self.wholes[i], *offsets]
-+ rows, chunks, rows, *offsets]
++ rows, chunks, sizes[0], *offsets]
 ? distributed/test_distributed_rows.py -k 'own or stable_adamw'
 = functional_optim/engine/train_step.py
 micro-batches take the sum of their losses

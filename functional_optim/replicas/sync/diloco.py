@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import numeric, tree
 from functional_optim.combinators.local_steps import (
     Synced,
     check_alone,
-    check_steps,
     copied,
     no_steps,
 )
@@ -243,7 +242,7 @@ def diloco(
     """
     check_alone("diloco", inner, "diloco(adamw(), sgd(0.7), every=100)")
     check_alone("diloco", outer, "diloco(adamw(), sgd(0.7), every=100)")
-    check_steps("diloco", every)
+    numeric.check_count("diloco", 1, every=every)
     division = Division(fragments)
     n = division.count
     _check(outer, every, n, delay, alpha)

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim import numeric
 from functional_optim.combinators.local_steps import (
     Synced,
     check_alone,
-    check_steps,
     copied,
     no_steps,
 )
@@ -88,7 +88,7 @@ def local_sgd(inner: base.GradientTransformation, every: int) -> Synced:
         tensor([1.]) False
     """
     check_alone("local_sgd", inner, "local_sgd(adam(), every=16)")
-    check_steps("local_sgd", every)
+    numeric.check_count("local_sgd", 1, every=every)
 
     def init(params: Any) -> LocalSGDState:
         mine = inner.init(params)
