@@ -77,17 +77,22 @@ class AveragingOptimizer(Optimizer):
     def _switch(self, training: bool, other: Callable[[Tensor, Tensor, float], Tensor]) -> None:
         """Set the mode of all groups, without interruption by Ctrl-C. other: one point from z."""
         late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
+        every = [p for group in late for p in group["params"]]
+
+        def replaced(p: Tensor) -> Tensor | None:
+            mine = self.state.get(p) or {}
+            z, share = _entry(mine, "z", "z.bfloat16"), _entry(mine, "average_share")
+            return None if z is None else other(p, z.to(p.device), float(share))
 
         def replace() -> None:
+            for p, value in zip(every, new, strict=True):
+                if value is not None:
+                    p.copy_(value)
             for group in late:
-                for p in group["params"]:
-                    mine = self.state.get(p) or {}
-                    z = mine.get("z", mine.get("z.bfloat16"))
-                    if isinstance(z, Tensor):
-                        p.copy_(other(p, z, float(mine["average_share"])))
                 group[TRAINING] = training
 
         if late:
+            new = base.unrecorded(lambda: list(map(replaced, every)))
             held(partial(base.unrecorded, replace))
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -140,3 +145,16 @@ class AveragingOptimizer(Optimizer):
         for group in state["param_groups"]:
             group.setdefault(TRAINING, True)
         super().__setstate__(state)
+
+
+def _entry(mine: dict[str, Any], *names: str) -> Any:
+    """What a parameter's state has under a name, perhaps after labels and the name of a rule; None
+    if it has nothing."""
+    ends = tuple([f".{name}" for name in names])
+    found = [x for key, x in mine.items() if (key in names or key.endswith(ends)) and x is not None]
+    if len(found) > 1:
+        raise ValueError(
+            f"a parameter has {len(found)} averages ({', '.join(mine)}); use one schedule_free or "
+            "gpa for each parameter."
+        )
+    return found[0] if found else None

@@ -13,7 +13,7 @@ from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
 from functional_optim.checkpoint.errors import listed, refuse
-from functional_optim.core import base
+from functional_optim.core import base, sharding
 from functional_optim.core.numbers import tensor_of
 from functional_optim.core.ravel import Ravel
 from functional_optim.kernels.interrupts import held
@@ -59,6 +59,10 @@ class JointOptimizer(OptimizerBase):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self.param_groups[-1] = JointGroup(self.param_groups[-1])
+
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        super().check_parameters(group)
+        check_undivided(type(self).__name__, group["params"])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -133,6 +137,15 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return a is b or bool(torch.equal(tensor_of(a), tensor_of(b)))
     return a is b or a == b
+
+
+def check_undivided(who: str, params: list[Tensor]) -> None:
+    """Raise ValueError for flattened shards of parameters, whose inner products are not known."""
+    if any(sharding.flat_parts(params)):
+        raise ValueError(
+            f"{who} needs inner products over the whole model, but with FullyShardedDataParallel "
+            "each process has a part of it; use fully_shard or DistributedDataParallel."
+        )
 
 
 def check_moving(moving: Collection[Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
-from functional_optim.adapters.joint import checked_closure, undone, write
+from functional_optim.adapters.joint import check_undivided, checked_closure, undone, write
 from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
@@ -75,7 +75,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         if len(self.param_groups) > 1:
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
         super().check_parameters(group)
-        check_undivided(group["params"])
+        check_undivided("LBFGS", group["params"])
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit."""
@@ -214,21 +214,12 @@ def gradient(flat: Ravel) -> Tensor:
     return flat.vector([p.grad for p in flat.leaves])
 
 
-def check_undivided(params: list[Tensor], name: str = "LBFGS") -> None:
-    """Raise ValueError for flattened shards of parameters, whose inner products are not known."""
-    if any(sharding.flat_parts(params)):
-        raise ValueError(
-            f"{name} needs inner products over the whole model, but with FullyShardedDataParallel "
-            "each process has a part of it; use fully_shard or DistributedDataParallel."
-        )
-
-
 def number(loss: Any, mesh: Any = None) -> float:
     """A loss as a Python number: of sharded parameters, the mean over the processes of their mesh.
 
     All processes must take the same path.
     """
+    check_loss(loss)
     if mesh is not None:
         return sharding.mean_over(loss, mesh)
-    check_loss(loss)
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

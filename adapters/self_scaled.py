@@ -19,7 +19,7 @@ from functional_optim.adapters.joint import (
     undone,
     write,
 )
-from functional_optim.adapters.lbfgs import check_undivided, number
+from functional_optim.adapters.lbfgs import number
 from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
 from functional_optim.core import base, sharding
 from functional_optim.core.numbers import tensor_of
@@ -60,7 +60,6 @@ class SelfScaled(JointOptimizer):
     def _step_whole(self, closure: Callable[[], Any]) -> Any:
         group, moving = self._group(), self._moving()
         check_moving(moving)
-        check_undivided(moving, type(self).__name__)
         tx = self.checked_transform(group, in_step=True)
         mesh = sharding.mesh_of(moving)
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 import functional_optim as fo
 from functional_optim.adapters.base import with_hooks
-from functional_optim.adapters.joint import agreed, restored
+from functional_optim.adapters.joint import agreed, check_undivided, restored
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
@@ -116,6 +116,10 @@ class SAM(Optimizer):
         return super()._step(lambda: loss)
 
     step = with_hooks(_step)
+
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        super().check_parameters(group)
+        check_undivided(type(self).__name__, group["params"])
 
     def _uphill(self) -> SharpnessAware:
         """The ascent step of all groups."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 from collections.abc import Callable, Collection
 from operator import is_not
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -215,24 +216,57 @@ ASKS = {"type", "isinstance", "issubclass", "__class__"}
 """Functions that check the class of a number, besides `match`."""
 
 
-def asks_class(f: Any, above: Collection[Any] = ()) -> bool:
+def asks_class(f: Any, above: Collection[Any] = (), home: Any = None) -> bool:
     """Whether a recipe might check the class of a number, which a placeholder does not have.
 
-    It and the functions that it can call by name are searched for such checks.
+    It and the functions and methods that it can call by name are searched for such checks. home:
+    the object or class that it is a method of.
     """
     f = f.call if type(f) is ByReference else f
     f = f.func if type(f) is functools.partial else f
-    f = getattr(f, "__func__", f)
+    home, f = getattr(f, "__self__", home), _function(f)
     if type(f) is not FunctionType:
         return True
     if _is_own(f) or f in above:
         return False
     names = _names(f.__code__)
-    found = [f.__globals__.get(name) for name in names]
-    found += [vars(x).get(name) for x in found if type(x) is ModuleType for name in names]
-    found += [vars(f).get("__wrapped__"), *_held(f)]
-    functions = [x for x in found if type(x) is FunctionType]
-    return not ASKS.isdisjoint(names) or any(asks_class(x, {*above, f}) for x in functions)
+    read = [
+        home,
+        vars(f).get("__wrapped__"),
+        *_held(f),
+        *[f.__globals__.get(name) for name in names],
+    ]
+    found = [(x, None) for x in read]
+    found += [(y, x) for x in read if type(x) is not FunctionType for y in _parts(x, names)]
+    functions = [(g, x) for y, x in found if type(g := _function(y)) is FunctionType]
+    inside = {*above, f}
+    return not ASKS.isdisjoint(names) or any(asks_class(g, inside, x) for g, x in functions)
+
+
+def _function(x: Any) -> Any:
+    """The function in Python that a call of x runs, behind decorators of Python's own."""
+    if isinstance(x, (MethodType, staticmethod, classmethod)):
+        return _function(x.__func__)
+    if isinstance(x, CACHED):
+        return _function(x.__wrapped__)
+    if isinstance(x, functools.partial):
+        return _function(x.func)
+    return x.fget if isinstance(x, property) else x
+
+
+def _parts(x: Any, names: Collection[str]) -> list[Any]:
+    """What an object, a class or a module has under these names."""
+    if x is None or (_is_own(x) if isinstance(x, type) else _is_own(type(x))):
+        return []
+    called = CALLED if isinstance(x, type) else ("__call__",)
+    return [inspect.getattr_static(x, name, None) for name in (*names, *called)]
+
+
+CALLED = ("__init__", "__new__", "__post_init__")
+"""What a call of a class runs."""
+
+CACHED = type(functools.cache(len))
+"""The class of functions that remember results."""
 
 
 def _names(code: CodeType) -> set[str]:

@@ -79,7 +79,7 @@ class ParamEntry(PlanEntry):
         how = "apart" if self.sparse else how_to(optimizer.compile)
         super().__init__(tx, leaves, places, how, kept=kept_for(optimizer))
         self.group = group
-        self.first = leaves[0] if leaves else None
+        self.first = (leaves[0].name, leaves[0].p) if leaves else None
         self.done = done
         states = [leaf.slots for leaf in leaves]
         captured = is_capturable(optimizer, optimizer.param_groups[group])
@@ -154,7 +154,7 @@ class ParamEntry(PlanEntry):
         if self.first is None:
             self.tx = tx
             return self.tensors.take_numbers(everywhere(tx.placements, tx.layout))
-        part = tx.on(self.first.name, self.first.p)
+        part = tx.on(*self.first)
         if part is None or not self.tensors.take_numbers(part.placements):
             return False
         self.tx = part

@@ -40,7 +40,9 @@ class TreeGroup:
         self.tx = tx
         self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
         self.names: list[str] | None = names_of(optimizer.param_groups[group])
-        with subtree():
+        unnamed = self.names is None and group > 0  # paths start at "0" in each group
+        self.place = f"{group}." if unnamed else ""
+        with subtree(), draws.within(self.place):
             self.fresh = tx.init(self._tree(self.params))
 
     def counts(self) -> tuple[int, ...]:
@@ -71,8 +73,7 @@ class TreeGroup:
         grads = [p.grad for p in self.params]
         params = self._tree(self.params)
         asked = {name: extra[name] for name in self.tx.extra if name in extra}
-        unnamed = self.names is None and self.group > 0  # paths start at "0" in each group
-        with draws.within(f"{self.group}." if unnamed else ""):
+        with draws.within(self.place):
             return self.tx.update(self._tree(grads), self.state(), params, **asked)
 
     def state(self) -> Any:

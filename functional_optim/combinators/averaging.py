@@ -188,7 +188,7 @@ def eval_params(state: Any, params: Any) -> Any:
     tree.check_same(params, iterate, "params", "the average's z", advice)
 
     def average(y: Tensor, z: Any) -> Tensor:
-        return y if z is None else to_average(y, z, share)
+        return y if z is None else to_average(y, z.to(y.device), share)
 
     return tree.map(average, params, iterate)
 

@@ -174,7 +174,7 @@ def full_weights(params: Any, state: Any) -> Any:
                 f"one of shape {tuple(kept.shape)}; pass the state of these parameters."
             )
         (cells,) = [cells for cells, _, dtype in KINDS.values() if dtype is kept.dtype]
-        return cells.decode((p, kept))
+        return cells.decode((p, kept.to(p.device)))
 
     def in_object(path: str, p: Tensor) -> Tensor:
         own = state.state.get(p) or {}

@@ -8,6 +8,7 @@ recipe that is rebuilt with other hyperparameters is not recorded again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,6 +36,10 @@ from functional_optim.kernels import graph as graphs
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own, static_key
 from functional_optim.kernels.node import RuleError, Unsuitable
+
+LARGE = 1 << 23
+"""Elements above which rules are recorded without memory. torch imports what that takes in a
+second."""
 
 
 class Recorded(NamedTuple):
@@ -207,14 +212,19 @@ class Body:
         )
 
     def _real(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
-        """A recording on tensors of the real shape, for rules that read sizes."""
+        """A recording on tensors of the real shape, for rules that read sizes; on large ones
+        without memory, if the rules run on such."""
+        if p.numel() > LARGE:
+            every = [g, p, *[x for own in slots for x in own if x is not None]]
+            mine = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in every]
+            with suppress(Unsuitable):
+                return self._run([as_pairs(x) for x in mine], keep=False)
         return self._run(self.real_tensors(g, p, slots), keep=False)
 
     def real_tensors(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> list[Tensor]:
         """Other tensors like these, of the same shapes."""
         every = [g, p, *[x for own in slots for x in own if x is not None]]
-        mine = [filled(x.shape, x.dtype) for x in every]
-        return [torch.view_as_real(x) if x.is_complex() else x for x in mine]
+        return [as_pairs(filled(x.shape, x.dtype)) for x in every]
 
     def _block(self, p: Tensor, slots: Sequence[Slots]) -> int:
         """The elements of a block of packed slots; 0 without packed slots.
@@ -317,8 +327,7 @@ class Body:
         tiny = filled(shape, p.dtype)
         pairs = zip(self.placements, slots, strict=True)
         mine = [x for placement, own in pairs for x in slots_like(placement, tiny, p, own)]
-        every = [filled(shape, g.dtype), tiny, *mine]
-        return [torch.view_as_real(x) if x.is_complex() else x for x in every]
+        return list(map(as_pairs, (filled(shape, g.dtype), tiny, *mine)))
 
     def made(
         self,
@@ -364,6 +373,11 @@ class Body:
         return repr(self.placements[rule].name)
 
 
+def as_pairs(x: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones, in the last dimension."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
 def functions_of(rule: Rule) -> tuple[Any, ...]:
     """The operations of a rule on tensors."""
     return (*rule.updates, rule.reduce)
@@ -372,8 +386,8 @@ def functions_of(rule: Rule) -> tuple[Any, ...]:
 def key_of(placement: Placement) -> Any:
     """The key of a rule: its code, without its scalars."""
     rule, storage = placement.rule, placement.rule.storage
-    functions = (*functions_of(rule), rule.init, storage.codecs)
-    own = (storage.slots, storage.view, storage.weight_codec, storage.home is None)
+    functions = (*functions_of(rule), rule.init, storage.codecs, storage.slots)
+    own = (storage.view, storage.weight_codec, storage.home is None)
     kind = (*own, rule.runs.after == "step")
     return (static_key(functions), kind, placement.lookback, placement.name)
 

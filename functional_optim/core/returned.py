@@ -47,7 +47,8 @@ def checked_sums(what: str, found: Any) -> Any:
     Raises:
         TypeError: unless it is a tuple of single numbers: a kernel has memory for these only.
     """
-    if isinstance(found, tuple) and all(isinstance(x, Tensor) and not x.dim() for x in found):
+    single = isinstance(found, tuple) and [isinstance(x, Tensor) and not x.dim() for x in found]
+    if single and all(single):
         return found
     shown = f"a {type(found).__name__}"
     if isinstance(found, tuple):

@@ -217,10 +217,16 @@ class SharpnessAwareStep(Step):
         check_grad_fn(grad_fn)
         worse, ascent = self.uphill(grads, state.ascent, params)
         grads = grad_fn(worse)
-        params, inner = self.step(grads, state.inner, params, **extra)
         if self.donate:
-            ascent = tree.map(Tensor.copy_, state.ascent, ascent)
+            return held(self._in_place, grads, state, params, ascent, extra)
+        params, inner = self.step(grads, state.inner, params, **extra)
         return params, SamState(ascent, inner)
+
+    def _in_place(
+        self, grads: Any, state: Any, params: Any, ascent: Any, extra: dict[str, Any]
+    ) -> tuple[Any, SamState]:
+        params, inner = self.step(grads, state.inner, params, **extra)
+        return params, SamState(tree.map(Tensor.copy_, state.ascent, ascent), inner)
 
 
 class CompiledUpdate(Step):
@@ -308,8 +314,9 @@ class FusedStep(Step):
         if plan is None or given is None:
             if self.donate:
                 check(self.tx, grads, state, params)
-            plan = self.plan = self._planned(grads, state, params)
-            given = plan.given
+            plan = self._planned(grads, state, params)
+            self.plan = plan if self.donate else None
+            given, plan.given = plan.given, []
         plan.numbers.read(state)
         _, writes = plan.writes(given, extra)
         writes += plan.numbers.writes()

@@ -32,7 +32,7 @@ GRAIN = 1 << 15
 class Served:
     """The tensors of an executor for which one graph holds.
 
-    body: what was recorded. like: the gradient, the parameter and the slots of one of them.
+    body: what was recorded. like: a gradient, the parameter and the slots of one of them.
     members: their indices. graphs: of each of them. sizes: those of the graph's axes. constants:
     those of the graph that depend on its shape. small: some with few elements, by their shapes.
     """
@@ -40,7 +40,7 @@ class Served:
     def __init__(self, body: Body, graph: Graph, like: Any) -> None:
         self.body = body
         self.graph = graph
-        self.like = like
+        self.like: Any = _freed(*like)
         self.members: list[int] = []
         self.graphs: list[Graph] = []
         self.sizes: list[list[int]] = []
@@ -57,7 +57,7 @@ class Served:
         self.constants.append(constants)
         known = len(self.small) == TRIED or p.numel() > SMALL or p.shape in self.small
         if not (known or self.graph.block):
-            self.small[p.shape] = leaf, sizes, constants
+            self.small[p.shape] = _freed(*leaf), sizes, constants
 
     def loaded(self, *, strict: bool) -> kernels.Native | None:
         """The library of the graph; None, with a warning, if it cannot be used.
@@ -137,6 +137,11 @@ class Served:
         for k, x in enumerate(totals):
             y = torch.stack([found[k].double() for _, found in made]).sum()
             kernels.compare(tensor_of(x).cpu().float(), y.float())
+
+
+def _freed(g: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """A leaf whose gradient has no memory: its step would keep that of the first step."""
+    return g.new_empty(()).expand(g.shape), *rest
 
 
 LOADED: dict[kernels.Native, None] = {}

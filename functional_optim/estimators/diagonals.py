@@ -209,8 +209,14 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
             )
         if not torch.compiler.is_compiling():
             _check_estimate(x.slots["hessian"], hessian)
-        (key,) = [key for key in x.hyper if key.endswith("betas.1")]
-        weight = 1 - x.hyper[key]
+        known = [key for key in x.hyper if key.endswith("betas.1")]
+        own = [key for key in known if "scale_by_sophia" in key] or known
+        if len(own) != 1:
+            raise ValueError(
+                "observe_hessian needs a state with one Sophia in it, but this one has the rates "
+                f"{', '.join(own)}; put one sophia around the partition."
+            )
+        weight = 1 - x.hyper[own[0]]
 
         def leaf(old: Tensor | None, new: Tensor | None) -> Tensor | None:
             return old if old is None or new is None else with_estimate(old, new, weight)
@@ -244,5 +250,5 @@ def with_estimate(average: Tensor, estimate: Tensor, weight: Any) -> Tensor:
     """An average with one more estimate, in its dtype."""
     wide = torch.promote_types(average.dtype, torch.float32)
     share = weight.to(average.device, wide) if isinstance(weight, Tensor) else weight
-    old, new = average.to(wide), estimate.detach().to(wide)
+    old, new = average.to(wide), estimate.detach().to(average.device, wide)
     return (old + share * (new - old)).to(average.dtype)

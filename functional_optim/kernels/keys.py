@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -38,6 +38,8 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (functools.partial, *[static_key(x, inside) for x in parts])
     if type(fn) is dict:
         return (dict, *[static_key(pair, inside) for pair in fn.items()])
+    if _is_record(fn):  # which a recipe may define anew at each call
+        return (type, fn.__module__, fn.__qualname__, fn._fields, repr(fn._field_defaults))
     if type(fn) is list or isinstance(fn, tuple):
         return (type(fn), *[static_key(x, inside) for x in fn])
     known = vars(fn).items() if hasattr(fn, "__dict__") and not _is_fixed(fn) else ()
@@ -48,6 +50,25 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (type(fn), Keep(fn), *numbers)
     return (type(fn), fn, *numbers)
 
+
+def _is_record(x: Any) -> bool:
+    """Whether x is a NamedTuple without methods of its own."""
+    return (
+        isinstance(x, type)
+        and x.__bases__ == (tuple,)
+        and hasattr(x, "_fields")
+        and all(name in RECORD or name in x._fields for name in vars(x))
+    )
+
+
+class _Record(NamedTuple):
+    """One of them."""
+
+    field: int
+
+
+RECORD = set(vars(_Record)) - {"field"}
+"""What each NamedTuple has."""
 
 PLAIN = (bool, int, float, str)
 """The types of numbers and words that a rule may read from an object."""

@@ -91,6 +91,11 @@ def monitor(
     if around is not None:
         base.check_transformation("monitor", around, "monitor({...}, around=adamw())")
         made_of_rules("monitor", around, "put it around those parts of the chain that do")
+    if not measures:
+        raise ValueError(
+            "monitor got no measure; pass e.g. {'grad_norm': fo.measures.global_norm}, or leave it "
+            "out."
+        )
     names = tuple(measures)
     chosen = [_measure(name, x, of) for name, x in measures.items()]
     if around is None:

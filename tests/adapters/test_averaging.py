@@ -163,3 +163,38 @@ def test_leaves_that_are_not_averaged_stay():
     averages = fo.eval_params(state, moved)
     assert torch.equal(averages["b"], moved["b"])
     assert not torch.equal(averages["a"], moved["a"])
+
+
+def two_averages(lr):
+    parts = {"a": fo.schedule_free(fo.sgd(lr)), "b": fo.schedule_free(fo.sgd(lr), momentum=0.8)}
+    return fo.partition(parts, {"a*": "a", "b*": "b"})
+
+
+def test_parts_of_a_partition_have_their_own_averages():
+    named = [(name, torch.nn.Parameter(torch.ones(3))) for name in "ab"]
+    opt = adapters.AveragingOptimizer(named, two_averages, lr=0.1, compile=False)
+    tx = two_averages(0.1)
+    params = {name: p.detach().clone() for name, p in named}
+    state = tx.init(params)
+    for _ in range(3):
+        grads = {name: torch.ones(3) for name in params}
+        step_object(opt, [[*grads.values()]])
+        updates, state = tx.update(grads, state, params)
+        params = fo.apply_updates(params, updates)
+    opt.eval()
+    assert_close([p.detach() for _, p in named], [torch.full((3,), 0.8)] * 2, 1e-6)
+    opt.train()
+    assert_close([p.detach() for _, p in named], [*params.values()], 1e-6)
+
+
+def test_a_mode_that_cannot_be_set_changes_nothing():
+    params = as_parameters(make_params())
+    opt = make("sgd", params)
+    step_object(opt, make_grads(make_params()))
+    del opt.state[params[-1]]["average_share"]
+    before = copy_of(params)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            opt.eval()
+        assert opt.training
+        assert_same(copy_of(params), before)

@@ -444,7 +444,13 @@ def test_a_closure_of_the_user_hides_nothing():
     assert step(3.0, 4.0) == pytest.approx([-0.6, -0.8])
 
 
-@pytest.mark.parametrize("recipe", [lambda: fo.add_noise(1.0, 0.55, seed=3), fo.noisy_sgd])
+def noise_in_snapshots():
+    return fo.keep_snapshots(fo.add_noise(1.0, 0.55, seed=3))
+
+
+@pytest.mark.parametrize(
+    "recipe", [lambda: fo.add_noise(1.0, 0.55, seed=3), fo.noisy_sgd, noise_in_snapshots]
+)
 def test_unnamed_parameters_of_different_groups_get_independent_noise(recipe):
     params = [torch.zeros(64, requires_grad=True) for _ in range(3)]
     for p in params:

@@ -173,3 +173,14 @@ def test_estimators_say_what_they_need():
         estimators.hutchinson(torch.sum, samples=0)
     with pytest.raises(ValueError, match=r"needs logits of shape .*, but got no tensor"):
         estimators.gauss_newton_bartlett(lambda w: 1.0)(w, 0)
+
+
+def test_sophia_may_be_one_part_of_a_partition():
+    params = {"matrix": torch.ones(3, 3), "bias": torch.ones(4)}
+    tx = fo.partition({"s": fo.sophia(), "a": fo.adamw()}, {"matrix": "s", "bias": "a"})
+    estimate = {"matrix": torch.full((3, 3), 2.0), "bias": None}
+    state = estimators.observe_hessian(tx.init(params), estimate)
+    assert_close(state.slots["hessian"]["matrix"], torch.full((3, 3), 0.02), 1e-6)
+    both = fo.partition({"s": fo.sophia(), "a": fo.sophia()}, {"matrix": "s", "bias": "a"})
+    with pytest.raises(ValueError, match="one Sophia in it"):
+        estimators.observe_hessian(both.init(params), estimate)

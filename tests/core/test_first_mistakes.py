@@ -318,7 +318,10 @@ def test_a_function_of_other_arguments_is_refused(name):
         (lambda: fo.projections.l1_ball(PARAMS, math.nan), "l1_ball needs a scale above 0"),
         (lambda: fo.projections.l1_sphere(PARAMS, -1), "l1_sphere needs a scale above 0"),
         (lambda: fo.soap(precondition_frequency=1.5), "a whole number of 1 or more, but got 1.5"),
-        (lambda: fo.replicas.local_sgd(fo.sgd(), every=1.5), "a whole number of 1 or more for every, but got 1.5"),
+        (
+            lambda: fo.replicas.local_sgd(fo.sgd(), every=1.5),
+            "a whole number of 1 or more for every, but got 1.5",
+        ),
     ],
 )
 def test_numbers_of_an_empty_set_or_a_part_of_a_step_are_refused(call, words):

@@ -1,5 +1,7 @@
 """What a rule is by its graph: axes, reductions, constants of shapes, places; and what has none."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +10,9 @@ import torch
 from torch import Tensor
 
 import functional_optim as fo
-from functional_optim.core import traits
+from functional_optim.adapters import Optimizer
+from functional_optim.core import recording, traits
+from functional_optim.core.recording import key_of
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Unsuitable
@@ -178,3 +182,54 @@ def test_advice_that_the_graph_does_not_contradict_changes_nothing(option):
     assert updates["w"].unique().tolist() == [2.0]
     moved, _ = fo.compile(tx, strict=True)(params, tx.init(params), {"w": torch.ones(4, 3)})
     assert moved["w"].unique().tolist() == [3.0]
+
+
+def with_its_own_slots() -> Any:
+    class Slots(NamedTuple):
+        m: Tensor
+
+    def init(p: Tensor) -> Slots:
+        return Slots(torch.zeros_like(p))
+
+    def update(u: Tensor, slots: Slots, p: Tensor) -> tuple[Tensor, Slots]:
+        m = 0.9 * slots.m + u
+        return m, Slots(m)
+
+    return fo.leafwise(init, update, name="mine")
+
+
+def test_a_class_of_slots_that_is_defined_again_is_the_same():
+    """Or a recipe with one inside would be recorded at each change of a learning rate."""
+    first, second = (key_of(with_its_own_slots().placements[0]) for _ in range(2))
+    assert first == second
+    assert key_of(fo.trace(0.9).placements[0]) != first
+
+
+def test_a_rule_is_recorded_on_large_tensors_without_memory(monkeypatch):
+    monkeypatch.setattr(recording, "LARGE", 100)
+    tx, g = fo.scale_by_adafactor(), torch.randn(400, 300)
+    shapes, real = [], recording.filled
+    monkeypatch.setattr(recording, "filled", lambda s, d: shapes.append(tuple(s)) or real(s, d))
+    params, _ = fo.compile(tx, strict=True)(g, tx.init(g), torch.zeros(400, 300))
+    updates, _ = tx.update(g, tx.init(g), torch.zeros(400, 300))
+    assert shapes
+    assert (400, 300) not in shapes
+    torch.testing.assert_close(params, updates)
+
+
+def test_gradients_of_the_first_step_are_freed():
+    params = {"w": torch.ones(300), "v": torch.ones(20, 20)}
+    tx = fo.adam(0.1)
+    step, state = fo.compile(tx), tx.init(params)
+    grads = {name: torch.ones_like(p) for name, p in params.items()}
+    mine = [torch.nn.Parameter(p.clone()) for p in params.values()]
+    opt = Optimizer(mine, fo.adam, lr=0.1)
+    for p, g in zip(mine, grads.values(), strict=True):
+        p.grad = g.clone()
+    kept = [weakref.ref(g) for g in (*grads.values(), *[p.grad for p in mine])]
+    params, state = step(grads, state, params)
+    opt.step()
+    opt.zero_grad()
+    del grads, g
+    gc.collect()
+    assert [g() for g in kept] == [None] * 4

@@ -252,6 +252,8 @@ def refusals(mesh):
             "adafactor": message(ValueError, adapters.Adafactor, params),
             "muon": message(ValueError, muon, plain),
             "lbfgs": message(ValueError, adapters.LBFGS, plain),
+            "sam": message(ValueError, adapters.SAM, plain),
+            "residuals": message(ValueError, adapters.LevenbergMarquardt, plain),
         }
     shards = list(wrapped("fsdp2", mesh, new_model()).named_parameters())
     found["fsdp2"] = {"marked": message(ValueError, marked, shards)}
@@ -378,7 +380,8 @@ def test_what_fsdp1_has_flattened_is_not_taken_for_the_model(way, both):
             assert name in said[key]
         assert "scale_by_adafactor looks at whole tensors" in said["adafactor"]
         assert "fully_shard" in said["muon"]
-        assert "inner products over the whole model" in said["lbfgs"]
+        for key in ("lbfgs", "sam", "residuals"):
+            assert "inner products over the whole model" in said[key]
 
 
 def test_marks_are_refused_where_they_would_count_twice(both):

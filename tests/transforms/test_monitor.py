@@ -277,3 +277,13 @@ def test_an_object_reads_the_numbers_of_all_groups(names):
             assert found[key] == float(opt.state[p]["cosine"])
     assert found["n"] == float(opt.state[halves[0].weight]["n"])
     assert not any(name.startswith("exp_avg") for name in found)
+
+
+def test_nothing_to_measure_is_refused():
+    with pytest.raises(ValueError, match="monitor got no measure"):
+        fo.monitor({})
+    tx = fo.leafwise(None, lambda u, slots, p: (u, slots), reduce=lambda u, slots, p: ())
+    w = torch.ones(2)
+    for step in (tx.update, fo.compile(tx)):
+        with pytest.raises(TypeError, match="returned a tuple of nothing"):
+            step(w, tx.init(w), w)
