@@ -38,7 +38,7 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (functools.partial, *[static_key(x, inside) for x in parts])
     if type(fn) is dict:
         return (dict, *[static_key(pair, inside) for pair in fn.items()])
-    if _is_record(fn):  # which a recipe may define anew at each call
+    if _is_record(fn):  # which a recipe may define at each call
         return (type, fn.__module__, fn.__qualname__, fn._fields, repr(fn._field_defaults))
     if type(fn) is list or isinstance(fn, tuple):
         return (type(fn), *[static_key(x, inside) for x in fn])
@@ -52,7 +52,7 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
 
 
 def _is_record(x: Any) -> bool:
-    """Whether x is a NamedTuple without methods of its own."""
+    """Whether x is a NamedTuple without methods."""
     return (
         isinstance(x, type)
         and x.__bases__ == (tuple,)
