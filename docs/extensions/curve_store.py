@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,21 @@ def sources(path: Path, seen: set[Path] | None = None) -> set[Path]:
     seen = set() if seen is None else seen
     if path not in seen:
         seen.add(path)
-        for home, name in _imports(path):
-            for found in _files(home, name):
-                sources(found, seen)
+        for found in _needed(path):
+            sources(found, seen)
     return seen
 
 
-def _imports(path: Path) -> list[tuple[str, str]]:
+@cache
+def _needed(path: Path) -> list[Path]:
+    """The files that a file imports from."""
+    return list(dict.fromkeys(file for x in _imports(path.read_text()) for file in _files(*x)))
+
+
+@cache
+def _imports(text: str) -> list[tuple[str, str]]:
     """What a file imports from this package, each name with the module that it says."""
-    nodes = [x for x in ast.walk(ast.parse(path.read_text())) if isinstance(x, ast.ImportFrom)]
+    nodes = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.ImportFrom)]
     return [(x.module or "", alias.name) for x in nodes for alias in x.names]
 
 
@@ -50,7 +57,7 @@ def _files(home: str, name: str) -> list[Path]:
         return [place / f"{name}.py"]
     if (place / name / "__init__.py").exists():
         return [place / name / "__init__.py"]
-    own = [home for home, known in _imports(place / "__init__.py") if known == name]
+    own = [home for home, known in _imports((place / "__init__.py").read_text()) if known == name]
     return [file for home in own for file in _files(home, name)]
 
 
@@ -60,6 +67,7 @@ def digest(needs: set[Path], *says: str) -> str:
     return hashlib.sha256("\0".join([*texts, *says]).encode()).hexdigest()[:16]
 
 
+@cache
 def _code(text: str) -> str:
     """Source without docstrings, which change no curve."""
     lines = text.splitlines()

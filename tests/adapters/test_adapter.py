@@ -191,11 +191,11 @@ def test_hyperparameters_edited_in_a_group_count_from_the_next_step(pair):
 
 # ---------------------------------------------------------------- inside torch.compile and autograd
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("pair", some(parameters([*GENERAL[::-1], *DROP_INS]), 2))
+@pytest.mark.parametrize("pair", some(parameters([*GENERAL[::-1], *DROP_INS])))
 def test_step_compiles_into_a_full_graph(pair):
     lr = torch.tensor(0.05, dtype=torch.float64)
-    params = make_params()
-    del params["scalar"]  # torch 2.13 loses writes to 0-dim tensors here, its own SGD's as well
+    # no 0-dim tensor: torch 2.13 loses writes to these here, its own SGD's as well
+    params = {name: p for name, p in make_params().items() if name in ("matrix", "transposed")}
     ours, mine, theirs, other = pair.make(params, lr=lr)
     counter = CompileCounterWithBackend("aot_eager")
     step = torch.compile(ours.step, fullgraph=True, backend=counter)

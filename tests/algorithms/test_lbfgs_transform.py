@@ -220,7 +220,7 @@ def test_a_transition_and_an_update_are_one_graph(search, fresh_dynamo):
     def end(x):
         return minimize(tx, with_grad(rosenbrock), x)
 
-    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(end, backend="eager", fullgraph=True)
     for x in starts(3):
         assert_close(compiled(x), end(x), 1e-10)
 
@@ -340,13 +340,13 @@ def test_links_under_vmap_and_compile(fresh_dynamo):
     def end(x):
         tx, step = descent(rosenbrock, max_backtracking_steps=6)
         state = tx.init(x)
-        for _ in range(4):
+        for _ in range(2):
             x, state = step(x, state)
         return x, state
 
     expected = optree.tree_map(lambda *leaves: torch.stack(leaves), *[end(x) for x in xs])
     assert_close(torch.vmap(end)(xs), expected, 1e-9)
-    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(end, backend="eager", fullgraph=True)
     assert_close(compiled(xs[0]), end(xs[0]), 1e-9)
 
 

@@ -244,11 +244,13 @@ class Training:
 
 
 def crossings():
-    """Pairs of forms; those of two objects for one case of each family."""
+    """Pairs of forms, for one case of each family; between forms for others with one slot, or
+    three, too."""
     loops = [pair for form in MAKERS for pair in (("functional", form), (form, "functional"))]
     objects = [("recipe",) * 2, ("drop-in",) * 2, ("torch", "drop-in"), ("drop-in", "torch")]
-    for pairs, costly in ((loops, False), (objects, True)):
-        for row in cases.able("object", "rest", costly=costly):  # torch steps with a rate of 0
+    for pairs, keep in ((loops, ("sgd-momentum", "adam-amsgrad")), (objects, ())):
+        # torch steps with a rate of 0
+        for row in cases.able("object", "rest", costly=True, keep=keep):
             case = row.values[0]
             for pair in pairs:
                 if case.stock is None and {"torch", "drop-in"} & {*pair}:

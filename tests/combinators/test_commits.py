@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from cases import able
-from combined import LEAFWISE, WHOLE, deep, named_params, whole
+from combined import LEAFWISE, WHOLE, deep, guarded, named_params, whole, whole_part
 from helpers import assert_close, assert_same, clone, make_grads, make_params, run
+from sampling import some
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
@@ -63,7 +64,8 @@ def test_refused_steps_between_committed_ones_leave_no_trace(recipe, flag):
     assert_same((params, state), (plain, plain_state))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+# their graphs without a flag: test_links
+@pytest.mark.parametrize("recipe", some([*LEAFWISE, *WHOLE], 0, [guarded, whole_part]))
 def test_one_graph_serves_both_answers(recipe, fresh_dynamo):
     params = named_params()
     tx = fo.commit_if(recipe(0.1))

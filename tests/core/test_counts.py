@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from helpers import as_parameters, through_file
+from sampling import some
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
@@ -100,8 +101,11 @@ def test_an_object_counts_on(name, compile):
     assert {again.state[p][key].item() for p in mine} == {END + 5}
 
 
+TRACED = ("conditionally_mask", "dynamic_loss_scale", "waiting")
+
+
 @pytest.mark.parametrize(
-    "name", sorted(RECIPES.keys() - {"reduce_on_plateau"})
+    "name", some(sorted(RECIPES.keys() - {"reduce_on_plateau"}), 0, TRACED)
 )  # it needs a closure
 def test_a_traced_object_counts_on(name, fresh_dynamo):
     make, key = RECIPES[name]

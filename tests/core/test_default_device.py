@@ -40,7 +40,7 @@ def by_object(case: cases.Case, params: dict[str, Any], grads: list[Any]) -> lis
     return [p.detach() for p in mine]
 
 
-@pytest.mark.parametrize("case", cases.able("object"))
+@pytest.mark.parametrize("case", cases.able("object", costly=True))
 def test_a_recipe_steps_where_its_parameters_are(case: cases.Case) -> None:
     params = case.filled(torch.float32)
     grads = make_grads(params, 2)

@@ -227,7 +227,9 @@ def test_an_unknown_extra_argument(tx, words, way):
 
 
 @every_step
-def test_extra_arguments_reach_the_parts_that_take_them(way):
+def test_extra_arguments_reach_the_parts_that_take_them(way, monkeypatch):
+    # Inductor takes seconds
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     tx = fo.chain(times_gain(), times_factor(), fo.scale(2.0), times_factor())
     for extra, wanted in (({}, 2), ({"factor": 3.0}, 18), ({"gain": 5.0, "factor": 3.0}, 90)):
         updates, _ = STEPS[way](tx)(W, tx.init(W), fo.tree.map(torch.zeros_like, W), **extra)

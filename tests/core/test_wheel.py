@@ -1,5 +1,6 @@
 """The wheels: what is in them, and that they work where nothing else of the project is."""
 
+import json
 import os
 import re
 import shutil
@@ -70,18 +71,48 @@ def unpacked(dist: Path, ending: str, to: Path) -> Path:
     return to
 
 
-def run(root: Path, word: str = "eager", **environment: str) -> str:
-    """What a process says that finds the package in `root`, and no compiler."""
-    (root / "empty").mkdir(exist_ok=True)
-    base = {name: x for name, x in os.environ.items() if name != "CXX"}
-    told = {"PYTHONPATH": str(root), "PATH": str(root / "empty"), "PYTHONDONTWRITEBYTECODE": "1"}
-    told["FUNCTIONAL_OPTIM_CACHE"] = str(root / "kernels")
-    command = [sys.executable, "-P", "-c", STEP, str(root), word]
-    done = subprocess.run(
-        command, env={**base, **told, **environment}, cwd=root, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+FORKS = """
+import json, os, sys, torch
+sys.dont_write_bytecode = True
+for line in sys.stdin:
+    root, program, words, environment = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, name in ((1, "out"), (2, "err")):
+            with open(os.path.join(root, name), "wb") as file:
+                os.dup2(file.fileno(), number)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(root)
+        sys.path.insert(0, root)
+        sys.argv[1:] = words
+        exec(program, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run():
+    """What a process says that finds the package in a folder, and no compiler.
+
+    All are forked from one that has imported torch.
+    """
+    command = [sys.executable, "-P", "-c", FORKS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, bufsize=1, **pipes) as server:
+
+        def say(root: Path, *words: str, program: str = STEP, **environment: str) -> str:
+            (root / "empty").mkdir(exist_ok=True)
+            base = {name: x for name, x in os.environ.items() if name != "CXX"}
+            told = {"PATH": str(root / "empty"), "FUNCTIONAL_OPTIM_CACHE": str(root / "kernels")}
+            given = (str(root), program, [str(root), *words], {**base, **told, **environment})
+            print(json.dumps(given), file=server.stdin, flush=True)
+            assert server.stdout.readline() == "0\n", (root / "err").read_text()
+            return (root / "out").read_text().strip()
+
+        yield say
 
 
 def test_the_version_stands_in_one_place():
@@ -105,17 +136,10 @@ def test_a_wheel_has_every_file_of_the_package_and_no_other(dist, tmp_path):
     assert f"{told}/licenses/LICENSE" in found
 
 
-def test_a_wheel_works_where_nothing_else_is(dist, tmp_path):
+def test_a_wheel_works_where_nothing_else_is(dist, tmp_path, run):
     root = unpacked(dist, "py3-none-any", tmp_path)
     program = "import functional_optim.adapters as a, functional_optim as fo; print(fo.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == fo.__version__, done.stderr
+    assert run(root, program=program) == fo.__version__
     assert run(root, "strict").startswith("functional_optim: a strict step must be compiled")
 
 
@@ -142,7 +166,7 @@ INSIDE = "functional_optim/prebuilt"
     ],
 )
 def test_kernels_that_come_with_the_package_need_no_compiler(
-    dist, tmp_path, place, environment, says
+    dist, tmp_path, place, environment, says, run
 ):
     root = unpacked(dist, "_x86_64", tmp_path)
     if place == "kernels":
@@ -154,7 +178,7 @@ def test_kernels_that_come_with_the_package_need_no_compiler(
 
 
 @needs_a_level
-def test_a_damaged_kernel_is_not_loaded(dist, tmp_path):
+def test_a_damaged_kernel_is_not_loaded(dist, tmp_path, run):
     root = unpacked(dist, "_x86_64", tmp_path)
     for path in (root / "functional_optim" / "prebuilt").glob("*.so"):
         content = bytearray(path.read_bytes())

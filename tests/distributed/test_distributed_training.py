@@ -102,12 +102,10 @@ def noisy(lr):
 
 
 WHOLE_SHAPES = ("ddp", "fsdp2", "tp", "zero")
-MATRICES = ("muon", "adafactor")
+EVERYWHERE = {"adamw": WAYS, "sgd-momentum": WAYS, "adafactor": WHOLE_SHAPES}
+"""The rows of the table that go each way; the others differ in what they do with an element."""
 ROWS = [
-    *[
-        Row(c.name, clipped(c), WHOLE_SHAPES if c.name in MATRICES else WAYS, rounding=1e-9)
-        for c in DENSE
-    ],
+    *[Row(c.name, clipped(c), EVERYWHERE.get(c.name, ("fsdp2",)), rounding=1e-9) for c in DENSE],
     Row("compiled", lambda lr: cases.composed(lr, 0.1, 0.9), compile=True),
     Row("composed", lambda lr: cases.composed(lr, 0.1, 0.9)),
     Row("lookahead", lambda lr: fo.lookahead(fo.adam(lr), 2)),

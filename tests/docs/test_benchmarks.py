@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,19 +70,23 @@ def test_a_run_that_was_stopped_is_continued(tmp_path):
     assert len(known["adamw-mlp"]["ours"]) > 1
 
 
-def test_a_wrong_name_is_one_sentence(tmp_path):
-    done = bench("--only", "nonsense", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--only names no row with 'nonsense'; names start with one of adamw, " in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def run(monkeypatch):
     """The main module, imported as the folder's scripts import each other."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module("run")
+
+
+def test_a_wrong_name_is_one_sentence(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "nonsense"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(run.__file__, run_name="__main__")
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "--only names no row with 'nonsense'; names start with one of adamw, " in said
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

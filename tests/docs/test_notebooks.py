@@ -38,7 +38,7 @@ def compared(run, notebook):
     ]
 
 
-@pytest.mark.parametrize("path", some(PATHS, 2), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(PATHS), ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_is_stored(run, path):
     assert compared(run, run.execute(path)) == compared(run, stored(path))
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gpu import device as fake
 from gpu.drivers import on_device
+from sampling import some
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -122,8 +123,14 @@ def quiet(device: str, *, later: object = True) -> Any:
     return fake.raising() if later and device != "cpu" else nullcontext()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", MAKE)
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+PAIRS = [(name, dtype) for name in MAKE for dtype in DTYPES]
+KEPT = [
+    pair for pair in PAIRS if pair[0] in ("AdamW", "composed", "adafactor") or pair[1] is DTYPES[0]
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), some(PAIRS, 0, KEPT))
 def test_steps_are_those_of_the_cpu(gpu, name, dtype):
     # sums are added up in another order, and torch's own root on the CPU may be an ulp off
     same(lambda device: train(MAKE[name], device, dtype), ulps=16)

@@ -246,21 +246,27 @@ def takes(run, case):
     return run is not trained or case.dim is None
 
 
-@every_trainer
-@every_row
+def with_trainers(rows):
+    """A parameter of rows, and one of the trainers that take them."""
+    pairs = [
+        pytest.param(*one.values, run, id=f"{one.id}-{name}", marks=one.marks)
+        for one in rows.args[1]
+        for name, run in ALL.items()
+        if takes(run, *one.values)
+    ]
+    return pytest.mark.parametrize(("case", "run"), pairs)
+
+
+@with_trainers(every_row)
 def test_a_trainer_goes_where_it_goes_with_torchs(case, run):
-    if takes(run, case):
-        theirs = run(stock, case)
-        for kind in (drop_in, general):
-            assert_close(run(kind, case)[:2], theirs[:2], max(EXACT, case.rounding))
+    theirs = run(stock, case)
+    for kind in (drop_in, general):
+        assert_close(run(kind, case)[:2], theirs[:2], max(EXACT, case.rounding))
 
 
-@every_trainer
 @every_kind
-@KEPT
+@with_trainers(KEPT)
 def test_a_run_that_is_resumed_goes_on_bitwise(case, kind, run, tmp_path):
-    if not takes(run, case):
-        return
     whole = run(kind, case, tmp_path)
     resumed = run(kind, case, resume=tmp_path)
     assert_same((resumed.params, resumed.state), (whole.params, whole.state))

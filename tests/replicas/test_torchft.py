@@ -5,6 +5,7 @@ Everything that torchft starts lives in namespaces of its own (`torchft_spaces.p
 
 import itertools
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,9 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 GROUPS = [(api, quorum) for api in ("functional", "adapter") for quorum in ("async", "sync")]
 PLACES = {"functional": ["between", "before", "within", "after"], "adapter": ["between", "within"]}
 """Where the second replica is killed in each of its lives; it has one more, which it survives."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Settings of the programs, which must have one thread when they fork."""
 
 
 class Group:
@@ -46,7 +50,7 @@ def run(folder: Path, program: str, *flags: str) -> Path:
     """Run a program of this folder, alone; what is left of its words is told if it fails."""
     command = alone(str(SUPPORT / program), *flags, "--out", str(folder))
     with (folder / "group.err").open("wb") as errors:
-        done = subprocess.run(command, stderr=errors, timeout=300)
+        done = subprocess.run(command, stderr=errors, env={**os.environ, **ONE_THREAD}, timeout=300)
     tails = [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.err"))]
     assert done.returncode == 0, "\n".join(tails)
     return folder
@@ -54,8 +58,8 @@ def run(folder: Path, program: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """All groups, two at a time: they mostly wait."""
-    with ThreadPoolExecutor(2) as pool:
+    """All groups, three at a time: they mostly wait."""
+    with ThreadPoolExecutor(3) as pool:
         begun: dict[Any, Future[Path]] = {
             "rows": pool.submit(run, tmp_path_factory.mktemp("rows"), "torchft_rows.py")
         }

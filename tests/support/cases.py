@@ -1,6 +1,6 @@
 """The table of cases: one row sends a recipe through every property and every reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import optree
@@ -12,6 +12,9 @@ from torch import Tensor, optim
 
 import functional_optim as fo
 from functional_optim import adapters, schedules
+
+APART = {"shampoo-blocks"}
+"""Rows that stand alone: no other is traced in blocks."""
 
 ABILITIES = {"complex", "ensemble", "graph", "half", "meta", "object", "rest", "schedule", "vmap"}
 """What a row may say that it cannot do; `test_properties` then asks for an error instead.
@@ -74,8 +77,9 @@ class Case(NamedTuple):
     @property
     def family(self) -> str:
         """The rows of one file of algorithms are a family; others stand alone."""
-        home = self.recipe.__module__
-        return home if home.startswith(fo.__name__) else self.name
+        home = getattr(self.recipe, "home", self.recipe.__module__)
+        alone = self.name in APART or not home.startswith(fo.__name__)
+        return self.name if alone else home
 
     @property
     def static(self) -> dict[str, Any]:
@@ -135,11 +139,23 @@ def primal_averaged(lr, train_interp_coeff, eval_interp_coeff):
     return fo.gpa(fo.adam(lr, (0.8, 0.95), 1e-3), train_interp_coeff, eval_interp_coeff)
 
 
+def at_home_with(recipe):
+    """Counts a function of this file to the family of a recipe."""
+
+    def counted(made):
+        made.home = recipe.__module__
+        return made
+
+    return counted
+
+
+@at_home_with(fo.mars)
 def mars_at_one_rate(lr, **hyper):
     """Matrices and others, which have a learning rate of their own."""
     return fo.mars(lr, lr_1d=lr, **hyper)
 
 
+@at_home_with(fo.muon_adamw)
 def muon_adamw_at_one_rate(lr, **hyper):
     """Hidden matrices and others, which have a learning rate of their own."""
     return fo.muon_adamw(lr, lr, **hyper)
@@ -151,6 +167,7 @@ def of_kernels(recipe):
     def made(lr, **hyper):
         return fo.as_matrix(recipe(lr, **hyper), kernel="auto")
 
+    made.home = getattr(recipe, "home", recipe.__module__)
     made.__name__ = made.__qualname__ = f"{recipe.__name__}_of_kernels"
     return globals().setdefault(made.__name__, made)  # where pickle finds it
 
@@ -159,6 +176,7 @@ def is_matrix(path, p):
     return p.dim() >= 2
 
 
+@at_home_with(fo.soap)
 def soap_on_both_sides(**hyper):
     """Without a loop to follow: null spaces have no basis of their own."""
     return fo.soap(**hyper)
@@ -384,16 +402,16 @@ def families() -> list[Case]:
     return list({case.family: case for case in reversed(CASES)}.values())[::-1]
 
 
-def able(*abilities: str, costly: bool = False) -> list[Any]:
+def able(*abilities: str, costly: bool = False, keep: Iterable[str] = ()) -> list[Any]:
     """The rows that can do all of these, as parameters of a test.
 
-    costly: leave all but the first of each family to `make test-full`.
+    costly: leave all but the first of each family, and those to keep, to `make test-full`.
     """
     chosen, seen = [], set()
     for case in CASES:
         if not case.cannot.isdisjoint(abilities):
             continue
-        late = costly and case.family in seen
+        late = costly and case.family in seen and case.name not in keep
         chosen.append(pytest.param(case, id=case.name, marks=[pytest.mark.full] if late else []))
         seen.add(case.family)
     return chosen

@@ -352,11 +352,6 @@ rules(
         "reduced_by_size": lambda u, p: (
             u - u.mean((0,) if u.numel() > MANY else (-1,), keepdim=True)
         ),
-        "counts_rows_by_unbind": lambda u, p: (
-            u * len(u.reshape(-1, 2 if u.numel() % 2 == 0 else 1).unbind(0))
-        ),
-        "counts_rows_as_they_come": lambda u, p: u * sum(1 for _ in u.flatten()),
-        "counts_pieces": lambda u, p: u * len(u.flatten().split(4)),
         "asks_whether_sizes_are_the_same": lambda u, p: (
             u * (2.0 if u.is_same_size(u.mT if u.dim() == 2 else u) else 0.5)
         ),
@@ -380,4 +375,14 @@ rules(
         "columns_and_a_number_of_all_of_them": columns_and_a_number_of_all_of_them,
         "functions_of_columns": functions_of_columns,
     }
+)
+rules(
+    {
+        "counts_rows_by_unbind": lambda u, p: (
+            u * len(u.reshape(-1, 2 if u.numel() % 2 == 0 else 1).unbind(0))
+        ),
+        "counts_rows_as_they_come": lambda u, p: u * sum(1 for _ in u.flatten()),
+        "counts_pieces": lambda u, p: u * len(u.flatten().split(4)),
+    },
+    without=("pieces",),  # of which Python would make a hundred thousand tensors
 )

@@ -257,7 +257,6 @@ def test_a_resumed_run_has_the_noise_of_one_that_went_on(dtype):
     assert_same(w.detach(), expected[0])
 
 
-@pytest.mark.own_process
 @pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
 def test_a_kernel_of_a_gpu_makes_the_same_normal_numbers(key):
     n, name = 5001, torch.tensor(key)

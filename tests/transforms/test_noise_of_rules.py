@@ -170,7 +170,6 @@ def test_a_sparse_gradient_gets_noise_in_all_rows():
     assert_same(tx.update([w.grad], tx.init(params), params)[0][0], w.detach())
 
 
-@pytest.mark.own_process
 @pytest.mark.parametrize("n", [1, 16, 31, 5001])
 def test_a_kernel_of_a_gpu_makes_the_same_noise(n):
     keys = keys_of(KEYS[1], KEYS[2])
