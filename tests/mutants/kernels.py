@@ -311,6 +311,10 @@ what follows from sums of rows is left out
 + self._write(nests[last:last])
 ? engine/test_every_way.py -k 'sides or adafactor'
 = functional_optim/kernels/cpp.py
+parts of integers are put together as doubles
+- total[j] = How::of(total[j], parts[k * length + j]);
++ total[j] = (T)How::of((double)total[j], (double)parts[k * length + j]);
+? engine/test_bits.py -k put_together
 the larger one of NaN and a number is the number
 - return f"({y} {sign}= {x} ? {y} : {x})"
 + return plain
