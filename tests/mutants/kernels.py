@@ -157,7 +157,7 @@ a sum is read by the launch that makes it
 constants of a shape are read from the next column
 - self.constants = self.sizes + len(graph.inputs) - 1
 + self.constants = self.sizes + len(graph.inputs)
-? engine/test_triton_kernels.py -k 'flags and places_by_size'
+? engine/test_triton_kernels.py -k 'flags and by_size'
 = functional_optim/kernels/triton_launch.py
 tensors that begin anywhere are read 16 bytes at once
 - if (bool(own.kept) or i not in among) is even:
