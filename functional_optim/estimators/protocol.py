@@ -17,6 +17,7 @@ from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
 from functional_optim.core.factory import Reconstructible
 from functional_optim.core.numbers import tensor_of
+from functional_optim.kernels.interrupts import held
 
 
 class EstimatorState(NamedTuple):
@@ -223,7 +224,8 @@ class Rays(NamedTuple):
     def all(self, key: Tensor, path: str, p: Tensor) -> Tensor:
         """A leaf of every direction, stacked."""
         every = torch.arange(self.number, dtype=torch.int64, device=key.device)
-        return torch.vmap(lambda i: self.one(key, i, path, p))(every)
+        draw = torch.vmap(lambda i: self.one(key, i, path, p))
+        return held(draw, every)  # an interrupt could leave torch's vmap active
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
         """The sum of directions times weights of a state."""
