@@ -1,6 +1,5 @@
 """The wheels: what is in them, and that they work where nothing else of the project is."""
 
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from forks import forks
 
 import functional_optim as fo
 from functional_optim.kernels import isa_levels, toolchain
@@ -71,46 +71,16 @@ def unpacked(dist: Path, ending: str, to: Path) -> Path:
     return to
 
 
-FORKS = """
-import json, os, sys, torch
-sys.dont_write_bytecode = True
-for line in sys.stdin:
-    root, program, words, environment = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, name in ((1, "out"), (2, "err")):
-            with open(os.path.join(root, name), "wb") as file:
-                os.dup2(file.fileno(), number)
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(root)
-        sys.path.insert(0, root)
-        sys.argv[1:] = words
-        exec(program, {"__name__": "__main__"})
-        sys.stdout.flush()
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
 def run():
-    """What a process says that finds the package in a folder, and no compiler.
-
-    All are forked from one that has imported torch.
-    """
-    command = [sys.executable, "-P", "-c", FORKS]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, bufsize=1, **pipes) as server:
+    """What a process says that finds the package in a folder, and no compiler."""
+    with forks() as forked:
 
         def say(root: Path, *words: str, program: str = STEP, **environment: str) -> str:
             (root / "empty").mkdir(exist_ok=True)
             base = {name: x for name, x in os.environ.items() if name != "CXX"}
             told = {"PATH": str(root / "empty"), "FUNCTIONAL_OPTIM_CACHE": str(root / "kernels")}
-            given = (str(root), program, [str(root), *words], {**base, **told, **environment})
-            print(json.dumps(given), file=server.stdin, flush=True)
-            assert server.stdout.readline() == "0\n", (root / "err").read_text()
-            return (root / "out").read_text().strip()
+            return forked(program, root, [str(root), *words], {**base, **told, **environment})
 
         yield say
 
