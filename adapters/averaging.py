@@ -77,22 +77,20 @@ class AveragingOptimizer(Optimizer):
     def _switch(self, training: bool, other: Callable[[Tensor, Tensor, float], Tensor]) -> None:
         """Set the mode of all groups, without interruption by Ctrl-C. other: one point from z."""
         late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
-        every = [p for group in late for p in group["params"]]
-
-        def replaced(p: Tensor) -> Tensor | None:
-            mine = self.state.get(p) or {}
-            z, share = _entry(mine, "z", "z.bfloat16"), _entry(mine, "average_share")
-            return None if z is None else other(p, z.to(p.device), float(share))
+        states = [(p, self.state.get(p) or {}) for group in late for p in group["params"]]
+        averaged = [
+            (p, z, float(_entry(mine, "average_share")))
+            for p, mine in states
+            if (z := _entry(mine, "z", "z.bfloat16")) is not None
+        ]
 
         def replace() -> None:
-            for p, value in zip(every, new, strict=True):
-                if value is not None:
-                    p.copy_(value)
+            for p, z, share in averaged:  # one by one: a model has no room for a second one
+                p.copy_(other(p, z.to(p.device), share))
             for group in late:
                 group[TRAINING] = training
 
         if late:
-            new = base.unrecorded(lambda: list(map(replaced, every)))
             held(partial(base.unrecorded, replace))
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -106,12 +106,16 @@ class JointOptimizer(OptimizerBase):
     def _finish(
         self, moving: list[Tensor], new: list[Tensor], state: Any, kept: list[Any] | None = None
     ) -> None:
-        """Write parameters and state, atomically. kept: that of `undone`, emptied."""
+        """Write parameters and state, atomically.
+
+        kept: the copies that `undone` would restore; they are dropped.
+        """
 
         def finish() -> None:
             write(moving, new)
             self.state[moving[0]] = state._asdict()
-            (kept or []).clear()
+            if kept is not None:
+                kept.clear()
 
         held(finish)
 

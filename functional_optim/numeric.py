@@ -427,8 +427,8 @@ RANGES: dict[str, Callable[[Any], bool]] = {
 def check_range(who: str | None, words: str, **values: Any) -> None:
     """`check` the range that `words` names in RANGES. who: None for the message of torch.optim."""
     for name, x in values.items():
-        named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
-        what = f"a positive {name}" if words == "positive" else named
+        an = name[0] in "aeiou" or name.split("_")[0] in ("lr", "r", "s", "l2", "rtol")
+        what = f"a positive {name}" if words == "positive" else f"a{'n' * an} {name} {words}"
         torchs = f"Invalid {'epsilon' if name == 'eps' else name} value: {{}}"
         check(RANGES[words], x, torchs if who is None else f"{who} needs {what}, but got {{}}.")
 

@@ -216,19 +216,22 @@ ASKS = {"type", "isinstance", "issubclass", "__class__"}
 """Functions that check the class of a number, besides `match`."""
 
 
-def asks_class(f: Any, above: Collection[Any] = (), home: Any = None) -> bool:
+def asks_class(f: Any, home: Any = None, seen: set[Any] | None = None) -> bool:
     """Whether a recipe might check the class of a number, which a placeholder does not have.
 
-    It and the functions and methods that it can call by name are searched for such checks. home:
-    the object or class that it is a method of.
+    It and the functions and methods that it can call by name are searched for such checks.
+
+    home: the object or class that it is a method of. seen: functions that were searched.
     """
+    seen = set() if seen is None else seen
     f = f.call if type(f) is ByReference else f
     f = f.func if type(f) is functools.partial else f
     home, f = getattr(f, "__self__", home), _function(f)
     if type(f) is not FunctionType:
         return True
-    if _is_own(f) or f in above:
+    if _is_own(f) or f in seen:
         return False
+    seen.add(f)
     names = _names(f.__code__)
     read = [
         home,
@@ -239,8 +242,7 @@ def asks_class(f: Any, above: Collection[Any] = (), home: Any = None) -> bool:
     found = [(x, None) for x in read]
     found += [(y, x) for x in read if type(x) is not FunctionType for y in _parts(x, names)]
     functions = [(g, x) for y, x in found if type(g := _function(y)) is FunctionType]
-    inside = {*above, f}
-    return not ASKS.isdisjoint(names) or any(asks_class(g, inside, x) for g, x in functions)
+    return not ASKS.isdisjoint(names) or any(asks_class(g, x, seen) for g, x in functions)
 
 
 def _function(x: Any) -> Any:

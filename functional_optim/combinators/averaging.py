@@ -134,8 +134,9 @@ def schedule_free(
     """
     base.check_transformation("schedule_free", tx, "schedule_free(sgd(1.0))")
     numeric.check_range("schedule_free", "in (0, 1]", momentum=momentum)
-    powers = {"r": r, "weight_lr_power": weight_lr_power}
-    numeric.check_range("schedule_free", "of 0 or more", lr=lr, **powers)
+    numeric.check_range(
+        "schedule_free", "of 0 or more", lr=lr, r=r, weight_lr_power=weight_lr_power
+    )
 
     def scalars(t, carry, *, weight_lr, momentum, r, weight_lr_power):
         top = numeric.maximum(weight_lr, carry.lr_max)

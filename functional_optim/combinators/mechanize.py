@@ -78,8 +78,8 @@ def mechanize(
         >>> bool(w.norm() < 1.0)
         True
     """
-    base.check_transformation("mechanize", tx, "mechanize(adamw(1.0))")
-    tx = made_of_rules("mechanize", tx, "put other transformations around mechanize")
+    advice = "put other transformations around mechanize"
+    tx = made_of_rules("mechanize", tx, advice, "mechanize(adamw(1.0))")
     if not isinstance(betas, tuple) or not betas:
         raise ValueError(f"mechanize needs a tuple of at least one beta, but got {betas!r}.")
     for beta in betas:

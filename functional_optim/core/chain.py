@@ -14,7 +14,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import freezes
 from functional_optim.core.paths import Choice, check_choices, chosen, subtree
 from functional_optim.core.rule import Placement
-from functional_optim.core.state_keys import check_rates, parts_of
+from functional_optim.core.state_keys import check_rates, rule_names
 from functional_optim.core.totals import given_totals
 
 
@@ -124,7 +124,7 @@ class MixedChain(base.GradientTransformation):
                     f"a transformation follows {name}, which reads the parameters after the "
                     f"update; put {name} last in the chain."
                 )
-        check_rates(parts_of([x for part in parts for x in _rules_of(part)]))
+        check_rates(rule_names([x for part in parts for x in _rules_of(part)]))
         known = [part.extra for part in parts]
         every = tuple([name for names in known for name in names])
 

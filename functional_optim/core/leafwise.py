@@ -100,10 +100,16 @@ class Leafwise(base.GradientTransformation):
 
 
 def made_of_rules(
-    who: str, tx: Any, advice: str = "apply it to the parts that are, before chaining them"
+    who: str,
+    tx: Any,
+    advice: str = "apply it to the parts that are, before chaining them",
+    example: str | None = None,
 ) -> Leafwise:
-    """The transformation; raises TypeError, with the name of the caller, for one of trees."""
-    base.check_transformation(who, tx, f"{who}(adam(lr=1e-3), ...)")
+    """The transformation; raises TypeError, with the name of the caller, for one of trees.
+
+    example: a right call.
+    """
+    base.check_transformation(who, tx, example or f"{who}(adam(lr=1e-3), ...)")
     if not isinstance(tx, Leafwise):
         raise TypeError(
             f"{who} takes a transformation made of one-tensor rules, but got a "

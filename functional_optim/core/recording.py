@@ -7,7 +7,7 @@ recipe that is rebuilt with other hyperparameters is not recorded again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -215,16 +215,21 @@ class Body:
         """A recording on tensors of the real shape, for rules that read sizes; on large ones
         without memory, if the rules run on such."""
         if p.numel() > LARGE:
-            every = [g, p, *[x for own in slots for x in own if x is not None]]
-            mine = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in every]
             with suppress(Unsuitable):
-                return self._run([as_pairs(x) for x in mine], keep=False)
+                return self._run(self.real_tensors(g, p, slots, without_memory), keep=False)
         return self._run(self.real_tensors(g, p, slots), keep=False)
 
-    def real_tensors(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> list[Tensor]:
-        """Other tensors like these, of the same shapes."""
+    def real_tensors(
+        self,
+        g: Tensor,
+        p: Tensor,
+        slots: Sequence[Slots],
+        make: Callable[[Sequence[int], torch.dtype], Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Other tensors like these, of the same shapes. make: a tensor of a shape and a dtype;
+        default: `filled`."""
         every = [g, p, *[x for own in slots for x in own if x is not None]]
-        return [as_pairs(filled(x.shape, x.dtype)) for x in every]
+        return [as_pairs((make or filled)(x.shape, x.dtype)) for x in every]
 
     def _block(self, p: Tensor, slots: Sequence[Slots]) -> int:
         """The elements of a block of packed slots; 0 without packed slots.
@@ -371,6 +376,11 @@ class Body:
         if rule is None:
             return " or ".join(dict.fromkeys([repr(x.name) for x in self.placements]))
         return repr(self.placements[rule].name)
+
+
+def without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor that has no values."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def as_pairs(x: Tensor) -> Tensor:

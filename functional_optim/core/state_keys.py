@@ -82,13 +82,13 @@ def lay_out(placements: Sequence[Placement]) -> Layout:
             read the new parameters follows one that does, or a learning rate follows a rule that
             changes the step, or another learning rate.
     """
-    found = known_layout(parts_of(placements))
+    found = known_layout(rule_names(placements))
     if isinstance(found, str):
         raise ValueError(found)
     return found
 
 
-def parts_of(placements: Sequence[Placement]) -> Chain:
+def rule_names(placements: Sequence[Placement]) -> Chain:
     """What the names of these rules depend on."""
     seen: list[Any] = []  # the partitions and masks so far
     found: list[RuleNames] = []

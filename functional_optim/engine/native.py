@@ -140,7 +140,8 @@ class Served:
 
 
 def _freed(g: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """A leaf whose gradient has no memory: its step would keep that of the first step."""
+    """A leaf with a view of one number as its gradient: a plan outlives the gradients of the first
+    step."""
     return g.new_empty(()).expand(g.shape), *rest
 
 

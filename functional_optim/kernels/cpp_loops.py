@@ -184,7 +184,7 @@ class Function:
             f"{kept.kind}* __restrict__ const b{node.index} = {name} + k * ({length});"
         )
         self.before.append(
-            f"for (int64_t j = 0; j < {length}; ++j) b{node.index}[j] = {_identity(kept)};"
+            f"for (int64_t j = 0; j < {length}; ++j) b{node.index}[j] = {identity(kept)};"
         )
 
     def scalar(self, node: Node) -> str:
@@ -419,7 +419,7 @@ class Function:
             value = f"({kept.kind})({loops.names[x]} != 0)"
         ends = self.plan.ends(node)
         if ends and self.graph.block:  # of the last block what there is
-            value = f"({self._index(x.axes[1:])} < rest ? {value} : {_identity(kept)})"
+            value = f"({self._index(x.axes[1:])} < rest ? {value} : {identity(kept)})"
         if self.source.blocks:
             target = f"found[{self.graph.results.index(node)}]"
         elif ends:
@@ -433,7 +433,7 @@ class Function:
         inner = axes[-1]
         alone = [i for i in axes if i in gone] == [inner] and not ends
         if not ends and not alone:
-            line = f"{target} = {_identity(kept)};"
+            line = f"{target} = {identity(kept)};"
             for i in reversed([i for i in node.axes if i in axes]):
                 line = f"for (int64_t i{i} = 0; i{i} < n{i}; ++i{i}) {line}"
             loops.first.append(line)
@@ -445,7 +445,7 @@ class Function:
         loops.inside[inner].append(f"{local} = {_put(kept, local, value, nan=nan)};")
         sign = "+" if kept.combined == "sum" else kept.combined
         loops.clauses.append(f" reduction({sign}:{local})")
-        loops.before.append(f"{kept.kind} {local} = {_identity(kept)};")
+        loops.before.append(f"{kept.kind} {local} = {identity(kept)};")
         end = local
         if nan:
             loops.inside[inner].append(f"{local}n |= ({loops.names[x]} != {loops.names[x]});")
@@ -455,7 +455,8 @@ class Function:
         loops.after.append(f"{target} = {end if alone else _put(kept, target, end)};")
 
 
-def _identity(kept: Kept) -> str:
+def identity(kept: Kept) -> str:
+    """What a reduction of no elements is."""
     if kept.how in ("sum", "mean", "any"):
         return "0"
     if kept.how == "all":

@@ -62,13 +62,13 @@ def _is_record(x: Any) -> bool:
 
 
 class _Record(NamedTuple):
-    """One of them."""
+    """A NamedTuple, to see which attributes all of them have."""
 
     field: int
 
 
 RECORD = set(vars(_Record)) - {"field"}
-"""What each NamedTuple has."""
+"""The attributes of each NamedTuple."""
 
 PLAIN = (bool, int, float, str)
 """The types of numbers and words that a rule may read from an object."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functional_optim.kernels import ops
 from functional_optim.kernels.counters import NOISE
 from functional_optim.kernels.cpp import BLOCKS, CALL, HEAD, MATH, PHASES, STORED, VALUE
-from functional_optim.kernels.cpp_loops import Function, Kept
+from functional_optim.kernels.cpp_loops import Function, Kept, identity
 from functional_optim.kernels.cuts import Nest, Plan
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Node, Unsuitable
@@ -130,7 +130,7 @@ class Source:
         parts = f"(const {kept.kind}*)(t.scratch + t.at[{kept.parts}])"
         length = " * ".join(["(int64_t)1", *[f"t.size[{i}]" for i in node.axes]])
         how = kept.combined.title()
-        none = f"({kept.kind}){1 if kept.how == 'all' else 0}"
+        none = f"({kept.kind}){identity(kept)}"
         return f"combine<{how}>({total}, {parts}, t.size[{self.sizes} + 1], {length}, {none});"
 
     def _function(self, name: str, nests: Sequence[Nest], *, chunked: bool) -> None:

@@ -89,8 +89,8 @@ def monitor(
             "{'grad_norm': fo.measures.global_norm}."
         )
     if around is not None:
-        base.check_transformation("monitor", around, "monitor({...}, around=adamw())")
-        made_of_rules("monitor", around, "put it around those parts of the chain that do")
+        advice = "put it around those parts of the chain that do"
+        made_of_rules("monitor", around, advice, "monitor({...}, around=adamw())")
     if not measures:
         raise ValueError(
             "monitor got no measure; pass e.g. {'grad_norm': fo.measures.global_norm}, or leave it "

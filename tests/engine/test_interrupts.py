@@ -55,7 +55,7 @@ OBJECTS = {
 
 
 STRIDES = {"differentiable": 13, "whole trees": 11}
-"""From one place to the next, where a step has many."""
+"""Optimizers whose steps take many calls: only every 13th or 11th call is interrupted."""
 
 
 @pytest.mark.parametrize("warm", some([2, 0]), ids=["later", "first step"])
