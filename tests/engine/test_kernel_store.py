@@ -320,12 +320,13 @@ print(json.dumps({
 
 
 FORKS = """
-import os, sys, functional_optim
+import io, os, sys, functional_optim
 children = []
 for _ in range(4):
     if not (child := os.fork()):
+        sys.stdout = io.StringIO()
         exec(sys.argv[1], {"__name__": "__main__"})
-        sys.stdout.flush()
+        os.write(1, sys.stdout.getvalue().encode())  # at once: others write, too
         os._exit(0)
     children.append(child)
 sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
