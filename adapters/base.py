@@ -321,8 +321,8 @@ class OptimizerBase(torch.optim.Optimizer):
         at the last step; counts of the optimizer; and scalars of each parameter's state, such as
         those of `monitor(per_tensor=True)`. The latter have the keys name/parameter, with the
         parameter's name or its index in the group: `"cosine/layer.weight"`, `"cosine/0"`. With
-        several groups, hyperparameters have the keys name/group, `"lr/0"`, and indices are counted
-        in the group, `"cosine/0.1"`.
+        several groups, hyperparameters have the keys name/group, with the group's index, or its
+        name if all names differ: `"lr/0"`. Indices are counted in the group: `"cosine/0.1"`.
 
         Args:
             names: those to read, as in `functional_optim.numbers`. Default: all.

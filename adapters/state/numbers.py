@@ -29,9 +29,12 @@ def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, floa
     groups = optimizer.param_groups
     paths = [path for group in groups for path, _ in named(group)]
     alone = len(set(paths)) == len(paths)
+    labels = [str(group.get("name", k)) for k, group in enumerate(groups)]
+    if len(set(labels)) < len(labels):
+        labels = list(map(str, range(len(groups))))
     for k, group in enumerate(groups):
         tx = optimizer.checked_transform(group, in_step=True)
-        label = str(group.get("name", k)) if len(groups) > 1 else ""
+        label = labels[k] if len(groups) > 1 else ""
         within = "" if alone else f"{label}."
         if isinstance(tx, Leafwise):
             states = [(path, optimizer.state.get(p) or {}) for path, p in named(group)]

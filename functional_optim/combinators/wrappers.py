@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base, sharding
+from functional_optim.core import base, draws, sharding
 from functional_optim.core.calls import check_step_function
 from functional_optim.core.chain import Wrapped, chain, each_placement
 from functional_optim.core.factory import factory
@@ -92,7 +93,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         tx: a transformation.
 
     State: tx's for a vector: float32, or float64 if any parameter is double; complex parameters
-    count as pairs.
+    count as pairs. Random numbers are those of the first leaf's path.
 
     Example::
 
@@ -106,19 +107,27 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
     known = tx.extra
 
     def init(params: Any) -> Any:
-        return tx.init(Ravel(params).vector(params))
+        flat = Ravel(params)
+        with _path(params):
+            return tx.init(flat.vector(params))
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         base.check_extra(extra, known)
         base.check_passed(params)
         flat = Ravel(params)
-        u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
+        with _path(params):
+            u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
         if u is None:  # frozen
             return tree.map(lambda p: None, params), state
         updates = flat.tree(u, stored=False)
         return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
 
     return Wrapped(init, update, tx)
+
+
+def _path(params: Any) -> AbstractContextManager[None]:
+    """Inside, a vector's random numbers are those of the path of the tree's first leaf."""
+    return draws.within(tree.leaves(tree.paths(params))[0])
 
 
 @factory

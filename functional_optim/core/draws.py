@@ -29,8 +29,9 @@ _local = threading.local()
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Inside, paths start in a place: equal paths in two places get independent numbers."""
-    before, _local.place = getattr(_local, "place", ""), place
+    """Paths start in a place: equal paths in two places get independent numbers."""
+    before = getattr(_local, "place", "")
+    _local.place = before + place
     try:
         yield
     finally:

@@ -122,7 +122,10 @@ def _name(x: Any) -> Any:
 
 
 _shared: dict[Any, Variant] = {}
-"""The graphs that all steps of one key use."""
+"""The graphs that all steps of one key use, those used last at the end."""
+
+MOST = 256
+"""Graphs that are kept for steps that may not exist yet."""
 
 
 class WholeStep:
@@ -171,7 +174,7 @@ class WholeStep:
             given = {k: _number(x, device) for k, x in extra.items()} if lifted else extra
             kinds = tuple([(k, _kind(x)) for k, x in sorted(given.items())])
             variant = self._variant(plan, (look, kinds), params, lifted)
-            if variant is None or (variant.broken and not self.strict):
+            if not variant.fits or (variant.broken and not self.strict):
                 continue
             try:
                 if not variant.ran:
@@ -241,15 +244,16 @@ class WholeStep:
             lambda g: g.clone() if g.untyped_storage().data_ptr() in written else g, grads
         )
 
-    def _variant(self, plan: TracePlan, look: Any, params: Any, lifted: bool) -> Variant | None:
+    def _variant(self, plan: TracePlan, look: Any, params: Any, lifted: bool) -> Variant:
         key = (plan.key, lifted, look)
         variants = _shared if plan.shared else self.own
-        found = variants.get(key)
+        found = variants.pop(key, None)
         if found is None:
-            found = variants[key] = Variant(plan.build)
-            found.broken = lifted and bool(plan.numbers) and not _same_state(self.tx, plan, params)
-            if found.broken and self.strict:
-                return None
+            fits = not (lifted and plan.numbers) or _same_state(self.tx, plan, params)
+            found = Variant(plan.build, fits)
+        variants[key] = found
+        if len(_shared) > MOST:
+            del _shared[next(iter(_shared))]
         return found
 
     def _numbers(self, device: torch.device) -> list[list[Tensor]]:

@@ -21,11 +21,11 @@ from functional_optim.core import base, memory
 class Variant:
     """The graphs for one kind of arguments.
 
-    ran: has one been compiled? broken: can none be? inside: whether a graph may write; None if that
-    is not known yet.
+    fits: whether what is built has the state of the transformation. ran: has one been compiled?
+    broken: can none be? inside: whether a graph may write; None if that is not known yet.
     """
 
-    def __init__(self, build: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, build: Callable[[list[Any]], Any], fits: bool) -> None:
         def step(
             numbers: list[Tensor], grads: Any, state: Any, params: Any, extra: dict[str, Any]
         ) -> Any:
@@ -53,6 +53,7 @@ class Variant:
 
         self.step = TorchCompiled(step)
         self.writing = TorchCompiled(writing)
+        self.fits = fits
         self.ran = False
         self.broken = False
         self.inside: bool | None = None

@@ -164,30 +164,40 @@ for _name, _call in (("atan2", "default"), ("hypot", "default"), ("copysign", "T
     POINT[f"{_name}.{_call}"] = lambda b, n, x, y, _name=_name: b.call(_name, x, y)
 
 
-POWERS: dict[float, Callable[[Any, str], str]] = {
-    1: lambda b, x: x,
-    2: lambda b, x: b.mul(x, x),
-    3: lambda b, x: b.mul(b.mul(x, x), x),
-    0.5: lambda b, x: b.sqrt(x),
-    -0.5: lambda b, x: b.div(b.const(1.0), b.sqrt(x)),
-    -1: lambda b, x: b.div(b.const(1.0), x),
-    -2: lambda b, x: b.div(b.const(1.0), b.mul(x, x)),
+POWERS: dict[float, Callable[[Any, str, str], str]] = {
+    1: lambda b, x, square: x,
+    2: lambda b, x, square: square,
+    3: lambda b, x, square: b.mul(square, x),
+    0.5: lambda b, x, square: b.sqrt(x),
+    -0.5: lambda b, x, square: b.div(b.const(1.0), b.sqrt(x)),
+    -1: lambda b, x, square: b.div(b.const(1.0), x),
+    -2: lambda b, x, square: b.div(b.const(1.0), square),
 }
 """The squares and roots among powers, as ATen computes them."""
+
+
+def _power_of(b: Any, n: Node, x: str, e: float) -> str:
+    """A power of `POWERS`."""
+    square = b.mul(x, x)
+    if n.dtype is torch.bfloat16:  # ATen's vectors round it
+        square = b.cast(b.cast(square, b.dtype, n.dtype), n.dtype, b.dtype)
+    return POWERS[e](b, x, square)
 
 
 @_op("pow.Tensor_Scalar")
 def _power(b: Any, n: Node, x: str, e: str) -> str:
     known = n.args[1]
-    if n.dtype.is_floating_point and n.dtype.itemsize == 2 and known not in (1, 2, 3):
-        return b.call("pow", x, e)  # by an exponent that is rounded, too
     if not b.dtype.is_floating_point and known not in (1, 2, 3):
         raise Unsuitable("a power of integers", n.rule)
-    if known in POWERS:
-        return POWERS[known](b, x)
-    plain = isinstance(known, (int, float)) and math.isfinite(known)
-    if plain and not float(known).is_integer():
-        return b.power(x, float(known))
+    if known in (1, 2, 3) or (known in POWERS and n.dtype is not torch.float16):
+        return _power_of(b, n, x, known)
+    if isinstance(known, (int, float)) and math.isfinite(known):
+        if n.dtype is torch.float32 and known == 1 / 3:
+            return b.power(x, known)  # a cube root
+        exponent = torch.tensor(known, dtype=n.dtype, device="cpu").item()  # as ATen rounds it
+        if not exponent.is_integer():
+            return b.power(x, exponent)
+        e = b.const(exponent)
     return b.call("pow", x, e)
 
 
@@ -199,8 +209,8 @@ def _any_power(b: Any, n: Node, x: str, e: str) -> str:
     found = b.call("pow", x, e)
     if n.op == "pow.Scalar" or not n.args[1].host:
         return found
-    for value, write in POWERS.items():
-        found = b.select(b.eq(e, b.const(value)), write(b, x), found)
+    for value in POWERS:
+        found = b.select(b.eq(e, b.const(value)), _power_of(b, n, x, value), found)
     return found
 
 

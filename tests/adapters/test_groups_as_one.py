@@ -464,3 +464,12 @@ def test_unnamed_parameters_of_different_groups_get_independent_noise(recipe):
     noise = torch.stack([p.detach() for p in params])
     assert (torch.corrcoef(noise) - torch.eye(3)).abs().max() < 0.5
     assert torch.equal(noise[:2], torch.stack([*alone.param_groups[0]["params"]]).detach())
+
+
+def test_named_groups_that_are_vectors_get_independent_noise():
+    named = [(name, torch.zeros(64, requires_grad=True)) for name in "ab"]
+    for _, p in named:
+        p.grad = torch.zeros(64)
+    groups = [{"params": [pair]} for pair in named]
+    Optimizer(groups, lambda: fo.flatten(fo.add_noise(1.0, 0.55, seed=3))).step()
+    assert abs(torch.corrcoef(torch.stack([p.detach() for _, p in named]))[0, 1]) < 0.5

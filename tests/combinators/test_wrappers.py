@@ -57,6 +57,14 @@ def test_flatten_shows_one_vector():
     assert updates["b"]["c"] is None
 
 
+def test_vectors_of_one_tree_get_independent_noise():
+    noise = fo.add_noise(1.0, 0.0, seed=0)
+    tx = fo.partition({"a": fo.flatten(noise), "b": fo.flatten(noise)}, {"a": "a", "b": "b"})
+    params = {"a": torch.zeros(64), "b": torch.zeros(64)}
+    found = tx.update(params, tx.init(params), params)[0]
+    assert abs(torch.corrcoef(torch.stack([found["a"], found["b"]]))[0, 1]) < 0.5
+
+
 def test_a_vector_may_be_frozen():
     params = {"a": torch.zeros(2), "b": torch.zeros(1)}
     tx = fo.flatten(fo.chain(fo.freeze(), fo.sgd(0.1)))

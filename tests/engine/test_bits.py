@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import namedtuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,6 +307,25 @@ def test_a_cast_to_float8_is_left_to_torch():
     _, state = tx.update(g, tx.init(g), g)
     _, kept = fo.compile(tx, strict=True)(g, tx.init(g), g)
     assert torch.equal(kept.slots["m"].float(), state.slots["m"].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_powers_of_all_half_numbers_are_those_of_aten(dtype):
+    exponents = (0.5, -0.5, 1 / 3, -1, 2, -2, 3, 4, -1.7)
+    Powers = namedtuple("Powers", [f"x{i}" for i in range(len(exponents))])
+
+    def init(p: Tensor) -> Any:
+        return Powers(*map(torch.clone, [p] * len(exponents)))
+
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        return u, Powers(*[p.to(dtype) ** e for e in exponents])
+
+    tx = fo.leafwise(init, update)
+    p = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    state = fo.compile(tx, strict=True)(torch.zeros_like(p), tx.init(p), p.clone())[1]
+    for e, found in zip(exponents, state.slots.values(), strict=True):
+        same = (found == p**e) & (found.signbit() == (p**e).signbit())
+        assert (same | (found.isnan() & (p**e).isnan())).all(), e
 
 
 REFUSED = """

@@ -137,6 +137,13 @@ def test_any_model_and_any_pattern_of_missing_gradients_is_compiled_once(graphs)
     assert graphs.frame_count == 5
 
 
+def test_graphs_that_were_used_longest_ago_are_forgotten(graphs, monkeypatch):
+    monkeypatch.setattr(graph_step, "MOST", 2)
+    for tx in (one := fo.flatten(fo.sgd(0.5)), fo.flatten(fo.adam(0.5)), one, noisy(0.1), one):
+        stepped(tx, True)
+    assert graphs.frame_count == len(graph_step._shared) + 1 == 3
+
+
 def rounded(lr):
     """A recipe that cannot do with a tensor."""
     return fo.scale_by_lr(round(lr, 3))

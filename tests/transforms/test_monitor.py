@@ -279,6 +279,14 @@ def test_an_object_reads_the_numbers_of_all_groups(names):
     assert not any(name.startswith("exp_avg") for name in found)
 
 
+def test_groups_of_one_name_are_told_apart_by_index():
+    params = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    groups = [
+        {"params": [p], "name": "same", "lr": lr} for p, lr in zip(params, (0.1, 0.2), strict=True)
+    ]
+    assert adapters.AdamW(groups).numbers("lr") == {"lr/0": 0.1, "lr/1": 0.2}
+
+
 def test_nothing_to_measure_is_refused():
     with pytest.raises(ValueError, match="monitor got no measure"):
         fo.monitor({})
