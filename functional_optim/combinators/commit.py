@@ -66,6 +66,8 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
             if as_flag(commit):
                 return tx.update(grads, state, params, **extra)
             like = grads if params is None else params
+            if not tx.reads_gradients:
+                return tree.map(nothing, like), state
             return tree.map(lambda x, g: None if g is None else nothing(x), like, grads), state
         # NaN times the zero gradient of a selection would be a NaN in meta-gradients
         grads = tree.map(

@@ -313,6 +313,8 @@ def accumulate(
         skip_nonfinite: skip a micro-batch with an infinite element or a NaN, and wait for another
             one.
 
+    tx gets the extra arguments of the last micro-batch: of `value`, pass the mean over the batch.
+
     State: `acc_grads`, like the parameters (float32 for half types); `open_steps`, `gate` and
     `mini_step`, scalars; and that of tx.
 
@@ -324,6 +326,7 @@ def accumulate(
 
     Raises:
         ValueError: if `every` is a number below 1, or not an integer.
+        TypeError: if tx takes functions of the parameters, such as `grad_fn`.
         RuntimeError: from update, for a sparse gradient.
 
     Example::
@@ -341,6 +344,14 @@ def accumulate(
             "accumulate averages gradients, but a method for residuals reads none; pass the "
             "residuals of all micro-batches at once, e.g. stack_residuals(first, second)."
         )
+    for name in ("grad_fn", "value_and_grad", "value_fn"):
+        if name in tx.extra:
+            raise TypeError(
+                f"accumulate passes on the mean of gradients, but {name} is that of the last "
+                "micro-batch; pass functions of the whole batch, e.g. by "
+                "compile_train_step(loss_fn, tx, accumulate=4), or put accumulate inside, as in "
+                "sam(accumulate(sgd(0.1), 4))."
+            )
     if callable(every):
         check_step_function("accumulate", "every", every)
     elif not isinstance(every, Tensor):

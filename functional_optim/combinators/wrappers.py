@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import Wrapped, chain, each_placement
+from functional_optim.core.chain import Wrapped, chain, each_placement, narrowed
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import leafwise
 from functional_optim.core.ravel import Ravel
@@ -104,7 +104,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         tensor([0., 0., 0.])
     """
     base.check_transformation("flatten", tx, "flatten(adam())")
-    known = tx.extra
+    known, reads = tx.extra, tx.reads_gradients
 
     def init(params: Any) -> Any:
         flat = Ravel(params)
@@ -115,12 +115,16 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         base.check_extra(extra, known)
         base.check_passed(params)
         flat = Ravel(params)
+        extra = narrowed(extra, flat.tree, flat.vector)
+        given = None if grads is None and not reads else flat.vector(grads)
         with _path(params):
-            u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
+            u, state = tx.update(given, state, flat.vector(params), **extra)
         if u is None:  # frozen
             return tree.map(lambda p: None, params), state
         updates = flat.tree(u, stored=False)
-        return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
+        if reads:
+            updates = tree.map(lambda p, g, u: None if g is None else u, params, grads, updates)
+        return updates, state
 
     return Wrapped(init, update, tx)
 

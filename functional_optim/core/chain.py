@@ -240,9 +240,7 @@ def on_some(
             return u if acts(path, p) else g
 
         mine, given = cut(params, grads)
-        for name, narrow in NARROWED.items():
-            if name in extra:
-                extra[name] = narrow(extra[name], filled(params), lambda x: cut(params, x)[1])
+        extra = narrowed(extra, filled(params), lambda x: cut(params, x)[1])
         if not tree.leaves(mine):
             totals = given_totals()
             if totals is not None:
@@ -261,6 +259,18 @@ def on_some(
 
     known = tx.extra
     return Wrapped(init, update, tx, spared)
+
+
+def narrowed(
+    extra: dict[str, Any], fill: Callable[[Any], Any], cut: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """The extra arguments of a transformation of a part, or a form, of the tree.
+
+    fill: from parameters as the transformation gets them to the tree. cut: from a tree to what the
+    transformation gets.
+    """
+    known = {name: x for name, x in extra.items() if name in NARROWED}
+    return {**extra, **{name: NARROWED[name](x, fill, cut) for name, x in known.items()}}
 
 
 def completed(fn: Any, fill: Callable[[Any], Any]) -> Any:
@@ -294,8 +304,7 @@ NARROWED: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[Any], Any]], 
     "value_and_grad": _value_and_gradients_of,
     "grad": lambda grads, fill, cut: cut(grads),
 }
-"""The extra arguments of a transformation of some leaves, from those of one of all leaves: by their
-names, from an argument, a function that adds the other leaves, and one that drops them."""
+"""By the names of extra arguments: what `narrowed` makes of one, `fill` and `cut`."""
 
 
 def each_placement(

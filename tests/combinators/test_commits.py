@@ -282,3 +282,12 @@ def test_numbers_mean_the_same_in_every_form(number):
     tensor = tx.update(w, tx.init(w), w, commit=torch.tensor(number))[0].any()
     compiled = fo.compile(tx, donate=False)(w, tx.init(w), w, commit=number)[0] != w
     assert plain == tensor == compiled == (number > 0)
+
+
+@pytest.mark.parametrize("commit", [False, torch.tensor(False)])
+def test_a_step_that_reads_no_gradients_is_refused(commit):
+    w = torch.ones(2, dtype=torch.float64)
+    tx = fo.commit_if(fo.levenberg_marquardt())
+    before = tx.init(w)
+    updates, after = tx.update(None, before, w, commit=commit, residual_fn=lambda w: w - 3)
+    assert_same((fo.apply_updates(w, updates), after), (w, before))

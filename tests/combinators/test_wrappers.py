@@ -65,6 +65,50 @@ def test_vectors_of_one_tree_get_independent_noise():
     assert abs(torch.corrcoef(torch.stack([found["a"], found["b"]]))[0, 1]) < 0.5
 
 
+def residuals(params):
+    return params["a"] @ params["b"] - torch.tensor([3.0, -1.0], dtype=torch.float64)
+
+
+def loss(params):
+    return residuals(params).square().sum()
+
+
+def value_and_grad(params):
+    grads, value = torch.func.grad_and_value(loss)(params)
+    return value, grads
+
+
+FUNCTIONS = {
+    "grad_fn": (fo.sam(fo.sgd(0.1)), torch.func.grad(loss)),
+    "value_and_grad": (fo.lbfgs(), value_and_grad),
+    "residual_fn": (fo.levenberg_marquardt(), residuals),
+}
+MATRICES = {
+    "a": torch.tensor([[1.0, 2.0], [0.5, -1.0]], dtype=torch.float64),
+    "b": torch.tensor([0.3, 0.1], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_the_tree_are_functions_of_the_vector(name):
+    tx, fn = FUNCTIONS[name]
+    value, grads = value_and_grad(MATRICES)
+    given = grads if tx.reads_gradients else None
+    extra = {name: fn, **({"value": value} if "value" in tx.extra else {})}
+    found, expected = (
+        t.update(given, t.init(MATRICES), MATRICES, **extra)[0] for t in (fo.flatten(tx), tx)
+    )
+    assert_close(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("tx", [fo.sam(fo.sgd(0.1)), fo.lbfgs()])
+def test_functions_of_one_micro_batch_are_refused(tx):
+    with pytest.raises(
+        TypeError, match="that of the last micro-batch; pass functions of"
+    ):
+        fo.accumulate(tx, 2)
+
+
 def test_a_vector_may_be_frozen():
     params = {"a": torch.zeros(2), "b": torch.zeros(1)}
     tx = fo.flatten(fo.chain(fo.freeze(), fo.sgd(0.1)))
