@@ -33,7 +33,10 @@ class Given(Tensor):
     def __getattr__(self, name: str) -> Any:
         recorder = self.__dict__.get("_functional_optim_recorder")
         if recorder is not None and recorder.rule is not None and name[:17] != "_functional_optim":
-            raise Unsuitable(f"the attribute {name!r} of a tensor", recorder.rule)
+            recorder.refused.append(
+                Unsuitable(f"the attribute {name!r} of a tensor", recorder.rule)
+            )
+            raise recorder.refused[-1]
         raise AttributeError(name)
 
 
@@ -47,6 +50,13 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        try:
+            return self._answered(func, args, kwargs or {})
+        except (RuleError, Unsuitable) as error:
+            self.recorder.refused.append(error)
+            raise
+
+    def _answered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self.recorder
         name = getattr(func, "__name__", "")
         if func in READING and recorder.depends(args[0]):
@@ -56,8 +66,8 @@ class _Watch(TorchFunctionMode):
         recorder.indexing = func is Tensor.__getitem__
         recorder.since = len(recorder.graph.nodes)
         if func in CLAMPING:
-            func, args, kwargs = _clamping(func, *args, **kwargs or {})
-        args, kwargs = self._without_number(func, args, kwargs or {})
+            func, args, kwargs = _clamping(func, *args, **kwargs)
+        args, kwargs = self._without_number(func, args, kwargs)
         try:
             found = func(*args, **kwargs)
         except (RuleError, Unsuitable):
@@ -179,6 +189,14 @@ FIXED = {
 }
 """Functions whose results hold for tensors of all sizes, or are values, see `Recorder`."""
 
+READS = (
+    "_local_scalar_dense.default",
+    "equal.default",
+    "allclose.default",
+    "is_nonzero.default",
+)
+"""Operations of ATen that return values."""
+
 READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 """Functions that read values and call no operation."""
 
@@ -200,7 +218,10 @@ def inside(recorder: Recorder, index: int, function: Callable[..., Any]) -> Call
         recorder.alive += given
         try:
             with _Watch(recorder):
-                return function(*args, **kwargs)
+                found = function(*args, **kwargs)
+            if recorder.refused:  # and the function has caught it
+                raise recorder.refused[0]
+            return found
         finally:
             recorder.rule = None
 

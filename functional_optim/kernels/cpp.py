@@ -115,6 +115,11 @@ class Cpp:
             return f"cbrt_of({x})"
         return f"pow_of({x}, {e.hex()})"
 
+    def hidden(self, x: str) -> str:
+        """Of a float that becomes an integer and a float again g++ removes the digits only, so that
+        zeros keep their sign."""
+        return f"({x} ^ {self.once('unseen_zero')})"
+
     def noise(self, key: str, low: str, high: str, place: str) -> str:
         """A normal number, see `kernels/counters.py`."""
         own = self.once(f"noise_keys({key}, {low}, {high})")
@@ -255,6 +260,8 @@ static inline uint16_t fp16_bits(float x)
     return (uint16_t)(sign | (size >= 0x47800000u ? large : size < 0x38800000u ? small : usual));
 }
 static inline float to_fp16(float x) { return from_fp16(fp16_bits(x)); }
+
+static volatile int32_t unseen_zero;
 
 /* Bytes as int32, and back. */
 template <class T>

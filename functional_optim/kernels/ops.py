@@ -182,6 +182,15 @@ def _example(x: Any) -> Any:
     return torch.empty((0,) * len(x.shape), dtype=x.dtype, device="meta")
 
 
+def _is_truncated(node: Node) -> bool:
+    """Whether an integer is made of a float."""
+    while kind(node.op) == "view" or node.op in SAME:
+        node = node.args[0]
+    if node.op != CAST or node.dtype.is_floating_point or node.dtype is torch.bool:
+        return False
+    return node.args[0].dtype.is_floating_point
+
+
 def _rounded(x: Any, node: Node) -> Any:
     """A Python number as ATen reads it in an operation."""
     floating = [y.dtype for y in node.operands() if y.dtype.is_floating_point]
@@ -235,7 +244,8 @@ NAMED = ("alpha", "value", "min", "max")
 def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
     """What a node is, of operands whose names `name` tells.
 
-    b: a printer, which also has `cast(x, old, new)`, `constant(x, dtype)` and `bits(x, old, new)`.
+    b: a printer, which also has `cast(x, old, new)`, `constant(x, dtype)`, `bits(x, old, new)` and
+        `hidden(x)`, an integer of which the compiler does not see that it was a float.
 
     Raises:
         Unsuitable: if no printer knows the operation.
@@ -250,7 +260,9 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
         return b.constant(value, node.dtype)
     if kind(op) in ("view", "reduce") or op in SAME or op == CAST:
         assert isinstance(first, Node)
-        return b.cast(name(first), first.dtype, node.dtype)
+        back = op == CAST and node.dtype.is_floating_point and _is_truncated(first)
+        x = b.hidden(name(first)) if back else name(first)
+        return b.cast(x, first.dtype, node.dtype)
     if op == BITS:
         assert isinstance(first, Node)
         return b.bits(name(first), first.dtype, node.dtype)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.asked import Given, memory_of
+from functional_optim.kernels.asked import READS, Given, memory_of
 from functional_optim.kernels.decomposed import DECOMPOSED
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Node, RuleError, Unsuitable, reached
@@ -63,6 +63,8 @@ class Recorder(ModeBase):
         which name."""
         self.since = 0
         """How many nodes there were when the function was called that now runs."""
+        self.refused: list[RuleError | Unsuitable] = []
+        """What was refused to a rule."""
         self.storages: dict[int, int] = {}
         """How many values have been seen in each memory."""
         self.alive: list[Tensor] = []
@@ -213,8 +215,7 @@ class Recorder(ModeBase):
 
     def _check(self, func: Any, op: str, args: tuple[Any, ...]) -> None:
         """Raise RuleError for what a rule may not do."""
-        reads = op in ("_local_scalar_dense.default", "equal.default", "is_nonzero.default")
-        if reads and any(self.depends(x) for x in args):
+        if op in READS and any(self.depends(x) for x in args):
             if self.indexing:  # by a tensor of one bool, whose value torch itself reads
                 raise Unsuitable("an index that depends on values", self.rule)
             raise self.reading()

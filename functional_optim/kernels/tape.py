@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.asked import READING
+from functional_optim.kernels.asked import READING, READS
 from functional_optim.kernels.decomposed import DECOMPOSED, OF_DERIVATIVES
 from functional_optim.kernels.node import Node, Unsuitable, indexed, nodes_in, reached
 from functional_optim.kernels.private import DispatchMode, ModeBase
@@ -23,7 +23,6 @@ from functional_optim.kernels.private import DispatchMode, ModeBase
 SEVERAL = {**DECOMPOSED, **OF_DERIVATIVES}
 CONSTANT = ("full.default", "fixed")
 """Values that are the same at each call."""
-READS = ("_local_scalar_dense.default", "equal.default", "is_nonzero.default")
 
 
 class Tape(ModeBase):

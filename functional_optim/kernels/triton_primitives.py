@@ -72,6 +72,9 @@ class Triton(Cpp):
             return f"tl.where(({x} >= 0) | ({x} == {least}), {root}, {high} - {high})"
         return self.call("pow", x, self.const(e))
 
+    def hidden(self, x: str) -> str:
+        return x
+
     def noise(self, key: str, low: str, high: str, place: str) -> str:
         """A normal number, see `kernels/counters.py`."""
         if self.dtype is not torch.float32:

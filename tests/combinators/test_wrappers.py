@@ -103,9 +103,7 @@ def test_functions_of_the_tree_are_functions_of_the_vector(name):
 
 @pytest.mark.parametrize("tx", [fo.sam(fo.sgd(0.1)), fo.lbfgs()])
 def test_functions_of_one_micro_batch_are_refused(tx):
-    with pytest.raises(
-        TypeError, match="that of the last micro-batch; pass functions of"
-    ):
+    with pytest.raises(TypeError, match="that of the last micro-batch; pass functions of"):
         fo.accumulate(tx, 2)
 
 

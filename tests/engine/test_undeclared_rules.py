@@ -145,6 +145,14 @@ def closing_over(x: torch.Tensor) -> Callable[..., Any]:
 
 _generator = np.random.default_rng(0)
 
+
+def catches(u, slots, p):
+    try:
+        return (2 * u if u.sum() > 0 else u), slots
+    except Exception:
+        return u, slots
+
+
 RULES: dict[str, dict[str, Callable[..., Any]]] = {
     "in place": {
         "writes_into_u": lambda u, slots, p: (u.mul_(0.5), slots),
@@ -188,6 +196,8 @@ RULES: dict[str, dict[str, Callable[..., Any]]] = {
         "reads_float": lambda u, slots, p: (u * float(p.sum()), slots),
         "reads_list": lambda u, slots, p: (u * sum(u.flatten().tolist()), slots),
         "reads_equality": lambda u, slots, p: (2 * u if torch.equal(u, p) else u, slots),
+        "reads_closeness": lambda u, slots, p: (2 * u if torch.allclose(u, p) else u, slots),
+        "reads_and_catches": catches,
     },
 }
 

@@ -122,6 +122,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "bits_not": lambda x, y, c: ~bits(x),
     "shifted_left": lambda x, y, c: bits(x) << 3,
     "shifted_right": lambda x, y, c: bits(x) >> 3,
+    "truncated": lambda x, y, c: 1 / x.clamp(-9, 9).int().to(x.dtype),
     "pow_2": lambda x, y, c: x**2,
     "pow_3": lambda x, y, c: x**3,
     "pow_4": lambda x, y, c: x**4,
