@@ -62,6 +62,8 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
     ) -> tuple[Any, Any]:
         base.check_extra(extra, known)
         check_flag(commit)
+        if "commit" in known:
+            extra["commit"] = commit
         if not isinstance(commit, Tensor):
             if as_flag(commit):
                 return tx.update(grads, state, params, **extra)

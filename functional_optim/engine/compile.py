@@ -165,6 +165,7 @@ class CommittedStep(Step):
     def __init__(self, tx: Any, options: Options) -> None:
         super().__init__(tx, options)
         self.step: Any = compile(tx.inner, **options._asdict())
+        self.nested = "commit" in tx.inner.extra
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state, extra)
@@ -174,7 +175,11 @@ class CommittedStep(Step):
     ) -> tuple[Any, Any]:
         if isinstance(commit, Tensor) and (modes.traced()):
             return self.by_operations(grads, state, params, {**extra, "commit": commit})
-        return self.step(grads, state, params, **extra) if as_flag(commit) else (params, state)
+        if not as_flag(commit):
+            return params, state
+        if self.nested:
+            extra["commit"] = commit
+        return self.step(grads, state, params, **extra)
 
 
 class LocalStep(CommittedStep):

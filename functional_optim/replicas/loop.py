@@ -13,6 +13,8 @@ from functional_optim.combinators.local_steps import Synced, check_alone
 from functional_optim.core import base
 from functional_optim.core.calls import check_choice
 from functional_optim.engine.compile import compile
+from functional_optim.engine.graph_step import first_places, written
+from functional_optim.kernels.interrupts import held
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.torchft import as_coordinator
 
@@ -227,8 +229,8 @@ class Replica:
     def _settled(self, tx: Synced, mean: Any, now: ReplicaState, committed: bool) -> ReplicaState:
         params, state = tx.settle(mean, now.state, now.params, committed)
         if self._in_place:
-            tree.map(Tensor.copy_, (now.params, now.state), (params, state))
-            return now
+            firsts = first_places(now.params, now.state)
+            params, state = held(written, now.params, now.state, params, state, firsts)
         return ReplicaState(params, state, now.extra)
 
     def _updated(self, grads: Any, now: ReplicaState, extra: dict[str, Any]) -> ReplicaState:

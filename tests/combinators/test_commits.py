@@ -291,3 +291,12 @@ def test_a_step_that_reads_no_gradients_is_refused(commit):
     before = tx.init(w)
     updates, after = tx.update(None, before, w, commit=commit, residual_fn=lambda w: w - 3)
     assert_same((fo.apply_updates(w, updates), after), (w, before))
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_one_flag_is_that_of_all_inside(commit):
+    tx, w = fo.commit_if(fo.commit_if(fo.sgd(0.5))), torch.ones(2)
+    updates, _ = tx.update(w, tx.init(w), w, commit=commit)
+    params, _ = fo.compile(tx, donate=False)(w, tx.init(w), w, commit=commit)
+    assert_same(params, fo.apply_updates(w, updates))
+    assert params.tolist() == [0.5 if commit else 1.0] * 2

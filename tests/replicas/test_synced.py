@@ -257,6 +257,39 @@ def test_a_refused_synchronization_leaves_no_bit_changed(name, compile):
     assert not torch.equal(trees[5].params["a"], after.params["a"])
 
 
+def pulled_back():
+    """A transformation whose state is the first parameters."""
+
+    def update(grads, state, params=None):
+        return fo.tree.map(lambda g, a, p: -g / 2 - (p - a) / 9, grads, state, params), state
+
+    return fo.GradientTransformation(lambda params: params, update)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("outer", [pulled_back, lambda: fo.keep_snapshots(fo.sgd(0.7))])
+def test_an_outer_state_may_hold_parameters(outer, fragments):
+    found = []
+    for compile in (False, True):
+        tx = fo.diloco(fo.sgd(0.1), outer(), 2 * fragments, fragments=fragments)
+        replica = Replica(Local(), tx, compile=compile)
+        now = replica.init(random(0))
+        for t in range(8):
+            now = replica.start(now)
+            now, _ = replica.step(fo.tree.map(lambda p, t=t: p + t, now.params), now)
+        found.append(now)
+    assert_close((found[1].params, found[1].state), (found[0].params, found[0].state), 1e-12)
+
+
+def test_the_state_of_fragments_is_saved_and_read():
+    params = random(0)
+    tx = fo.diloco(inner(), NESTEROV, 4, fragments=2)
+    state = tx.init(params)
+    saved = fo.state_dict(state, params)
+    assert_same(fo.load_state_dict(tx.init(params), saved, params), state)
+    assert "exp_avg" in str(fo.summary(tx, params))
+
+
 def test_a_refused_fragment_goes_back_alone():
     tx = fo.diloco(inner(), fo.sgd(0.7, momentum=0.9), 4, fragments=[["a", "b"], "*"])
     replica = Replica(Scripted([True, True, False, True]), tx)

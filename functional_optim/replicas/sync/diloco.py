@@ -251,10 +251,11 @@ def diloco(
     def init(params: Any) -> DiLoCoState:
         owners = division.owners(params)
         mine = inner.init(params)
-        past = _for_each(lambda owner, x: _own(owner, x), params, owners, mine)
+        past = _for_each(lambda owner, x: x.clone(), params, owners, mine)
+        anchor = copied(params)  # a compiled step writes into params
         with subtree():
-            begun = tuple([outer.init(cut(owners, k, params, params)) for k in range(n)])
-        return DiLoCoState(no_steps(), no_steps(), mine, copied(params), past, begun)
+            begun = tuple([outer.init(cut(owners, k, params, anchor)) for k in range(n)])
+        return DiLoCoState(no_steps(), no_steps(), mine, anchor, past, begun)
 
     def _for_each(fn: Any, params: Any, owners: Any, state: Any, *rest: Any) -> Any:
         if n == 1:
@@ -290,7 +291,7 @@ def diloco(
         mine, anchors = tree.map_unzip(2, mixed, params, state.anchor, there)
 
         def kept(owner: int | None, x: Tensor, old: Any) -> Any:
-            return _own(owner, x) if owner == k else old
+            return x.clone() if owner == k else old
 
         past = _for_each(kept, params, owners, state.inner, state.past)
         begun = tuple([stepped if i == k else x for i, x in enumerate(state.outer)])
@@ -312,11 +313,6 @@ def diloco(
         return mine, base.replaced(state, since=no_steps(), inner=kept)
 
     return Synced(inner, init, offers, offer, settles, taken, refused, n > 1 or delay > 0)
-
-
-def _own(owner: int | None, x: Tensor) -> Tensor | None:
-    """A copy of the slots of the leaves of a fragment."""
-    return None if owner is None else x.clone()
 
 
 def _check(
