@@ -226,16 +226,22 @@ class Plan:
         step = max([x.step for x in known if x.chunked and x.phase == phase], default=0)
         whole = self._step_of_whole(phase)
         for i, value in inside:
-            at = whole if inputs[i].axes == self.every else step + 1
-            nest = self._nest(Time(phase, True, at), inputs[i].axes)
+            axes = inputs[i].axes
+            at = whole if axes == self.every else step + 1 + self._fewer(axes)
+            nest = self._nest(Time(phase, True, at), axes)
             nest.stores.append((i, value))
         known = [self.known[x] for _, x in stores] + [x.time for x in self.nests]
         phase = max([x.phase + x.chunked for x in known], default=0)
         step = max([x.step for x in known if x.phase == phase], default=0)
         for i, value in stores:
             if 0 not in inputs[i].axes:
-                nest = self._nest(Time(phase, False, step + 1), inputs[i].axes)
+                axes = inputs[i].axes
+                nest = self._nest(Time(phase, False, step + 1 + self._fewer(axes)), axes)
                 nest.stores.append((i, value))
+
+    def _fewer(self, axes: tuple[int, ...]) -> int:
+        """By how many axes a value has less: loops read old values of the same or fewer axes."""
+        return len(self.every) - len(axes)
 
     def _step_of_whole(self, phase: int) -> int:
         """The step of a pass in which all inputs of all axes can be written: their new values are

@@ -73,6 +73,7 @@ class Graph:
         sums = [x for x in self.nodes if ops.kind(x.op) == "reduce"]
         read = {y for x in self.nodes for y in x.operands()}
         plain = all(ops.REDUCE[x.op] == "sum" and x not in read for x in sums)
+        plain = plain and all(x in sums for x in self.results)
         return plain and len(self.sizes) == 1 and not (self.reads_sizes or self.reads_places)
 
     @property
@@ -329,6 +330,9 @@ def merged(graph: Graph) -> Graph:
             sizes.append(graph.sizes[i])
     for node in graph.nodes:
         node.axes = tuple(sorted({new[i] for i in node.axes}))
+        like = ops.kind(node.op) == "fill" and node.op != "scalar_tensor.default"
+        if like and isinstance(node.args[0], Node):  # which no loop has to read
+            node.args = (None, *node.args[1:])
     ends = range(len(sizes))
     graph.parts = tuple([tuple([i for i in range(count) if new[i] == k]) for k in ends])
     graph.sizes = tuple(sizes)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import types
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from numbers import Number
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -21,7 +24,7 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
     """
     if isinstance(fn, Tensor):
         return Keep(fn)
-    if isinstance(fn, float):
+    if isinstance(fn, Number) and not isinstance(fn, int):
         return (type(fn), repr(fn))  # 0.0 and -0.0 are equal
     if id(fn) in above:
         return (Keep, above.index(id(fn)))
@@ -38,17 +41,28 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (functools.partial, *[static_key(x, inside) for x in parts])
     if type(fn) is dict:
         return (dict, *[static_key(pair, inside) for pair in fn.items()])
+    if is_dataclass(fn) and not isinstance(fn, type):
+        fields = [(x.name, static_key(getattr(fn, x.name), inside)) for x in dataclass_fields(fn)]
+        return (type(fn), *fields)
     if _is_record(fn):  # which a recipe may define at each call
         return (type, fn.__module__, fn.__qualname__, fn._fields, repr(fn._field_defaults))
     if type(fn) is list or isinstance(fn, tuple):
         return (type(fn), *[static_key(x, inside) for x in fn])
     known = vars(fn).items() if hasattr(fn, "__dict__") and not _is_fixed(fn) else ()
     numbers = [(name, static_key(x)) for name, x in known if type(x) in PLAIN]
+    return (type(fn), fn if _is_value(fn) else Keep(fn), *numbers)
+
+
+def _is_value(x: Any) -> bool:
+    """Whether an object is known by what it is equal to, which others of its class may ignore in
+    part."""
+    if type(x).__eq__ is not object.__eq__ and type(x).__module__.partition(".")[0] not in OWN:
+        return False
     try:
-        hash(fn)
+        hash(x)
     except TypeError:
-        return (type(fn), Keep(fn), *numbers)
-    return (type(fn), fn, *numbers)
+        return False
+    return True
 
 
 def _is_record(x: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -193,12 +193,20 @@ def _is_truncated(node: Node) -> bool:
 
 def _rounded(x: Any, node: Node) -> Any:
     """A Python number as ATen reads it in an operation."""
-    floating = [y.dtype for y in node.operands() if y.dtype.is_floating_point]
-    if not floating or not isinstance(x, float):
+    wide = _widest(node.operands())
+    if wide is None or not isinstance(x, float):
         return x
-    wide = max(floating, key=lambda dtype: dtype.itemsize)
     read = number_dtype(node.op, wide)
     return x if read == opmath(wide) else torch.tensor(x, dtype=read, device="cpu").item()
+
+
+def _widest(operands: Iterable[Any], *, shaped: bool = False) -> torch.dtype | None:
+    """The widest floating dtype of tensors with dimensions; if there is none, and it need not be
+    `shaped`, of those without."""
+    floating = [x for x in operands if x.dtype.is_floating_point]
+    with_dims = [x for x in floating if len(x.shape)]
+    known = [x.dtype for x in with_dims or ([] if shaped else floating)]
+    return max(known, key=lambda dtype: dtype.itemsize, default=None)
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
@@ -210,6 +218,10 @@ WIDE_NUMBERS = ("mul", "div", "addcmul", "addcdiv", "lerp", "floor_divide")
 """Operations whose Python number ATen does not round to the half type of the other operand."""
 
 
+NEAR = ("mul", "div", "floor_divide")
+"""Operations that do not round a second operand without dimensions, either."""
+
+
 def number_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype to which ATen rounds a Python number that is combined with a tensor."""
     return opmath(dtype) if op.partition(".")[0] in WIDE_NUMBERS else dtype
@@ -218,11 +230,10 @@ def number_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
 def number_beside(op: str, others: Sequence[Any]) -> torch.dtype:
     """The dtype of a number of the step among the operands of an operation, where the others are
     tensors. One of no dimensions has all to say about the result's."""
-    floating = [x for x in others if x.dtype.is_floating_point]
-    if not floating:
-        return torch.get_default_dtype()
-    widest = max(floating, key=lambda x: x.dtype.itemsize).dtype
-    return number_dtype(op, widest) if any(len(x.shape) for x in floating) else widest
+    shaped = _widest(others, shaped=True)
+    if shaped is not None:
+        return number_dtype(op, shaped)
+    return _widest(others) or torch.get_default_dtype()
 
 
 COMPARISONS = {
@@ -279,7 +290,16 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
             return None
         if not isinstance(x, Node):
             return b.constant(_rounded(x, node), b.dtype)
-        return name(x) if place == condition else b.cast(name(x), x.dtype, b.dtype)
+        if place == condition:
+            return name(x)
+        text, old = name(x), x.dtype
+        if not (x.shape or x.host) and old.is_floating_point and widest is not None:
+            near = place == 1 and op.partition(".")[0] in NEAR
+            dtype = opmath(widest) if near else widest
+            text, old = b.cast(text, old, dtype), dtype
+        return b.cast(text, old, b.dtype)
+
+    widest = _widest(node.operands(), shaped=True)
 
     given = [operand(x, i) for i, x in enumerate(node.args)]
     named = {key: operand(x, key) for key, x in node.kwargs.items() if key in NAMED}

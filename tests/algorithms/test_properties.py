@@ -239,6 +239,9 @@ def check_one_graph(case, step, backend):
 GRAPHS = able("graph")
 
 
+@pytest.mark.xfail(
+    torch.__version__ < "2.12", reason="torch 2.11 cannot return a NamedTuple that it has replaced"
+)
 @pytest.mark.parametrize("case", some(GRAPHS, 8, [x for x in GRAPHS if x.id == "normuon"]))
 def test_one_graph_serves_all_hyperparameters_of_a_state(case, fresh_dynamo):
     """Of a transformation that is made outside of the graph."""

@@ -113,6 +113,18 @@ def an_int_number_that_divides(u, slots, p, n, total, flag):
     return u * (1 / n) + u * n**-0.5 + u * (1 - n / total) * (1.0 / (total - n)) * flag, slots
 
 
+@rule(strict=True)
+def fills_without_dimensions(u, slots, p):
+    return u + u.new_full((), 2.0) - u.new_zeros(()) - u.new_ones(u.shape[:1]).mean(), slots
+
+
+@rule(strict=True, without=(*PAIRS, "float64"), tolerance=1e-3)
+def numbers_without_dimensions_beside_halves(u, slots, p):
+    x, c = u.half(), torch.tensor(0.3)
+    found = torch.add(x, c, alpha=0.3) + c / (x.abs() + 1) + c * x + x / c + torch.atan2(x, c)
+    return found.float() + torch.addcmul(x, x, c, value=0.3), slots
+
+
 @rule(scalars=lambda t: (0.3,), strict=True)
 def numbers_beside_bools(u, slots, p, number):
     x, y = (u > 0) * number, torch.where(u > 0, number, 0.0)
@@ -309,6 +321,12 @@ def a_slot_of_the_smaller_side(u, slots, p):
     return u * (slots.size + 1).sum(), Size(slots.size + 1)
 
 
+@rule(init=lambda p: Two(torch.zeros(()), torch.zeros(p.shape[-1:])), strict=True, without=PAIRS)
+def a_slot_that_reads_a_smaller_one(u, slots, p):
+    mean = u if u.dim() < 2 else u.flatten(0, -2).mean(0)
+    return 0.1 * u, Two(u.square().mean(), (slots.first + 0.5) * slots.second + mean)
+
+
 @rule(init=lambda p: Size(torch.zeros(11)))
 def a_slot_of_the_size_of_a_recorded_one(u, slots, p):
     return u * (slots.size + 1).sum(), Size(slots.size + 1)
@@ -322,6 +340,11 @@ def norm_of_one(u, slots, p):
 @rule(reduce=norm_of_one)
 def sum_of_norms(u, slots, p, total):
     return u / total, slots
+
+
+@rule(reduce=lambda u, slots, p: (u.square().sum(), torch.ones(())))
+def mean_of_squares_of_tensors(u, slots, p, squares, count):
+    return u * count / (1 + squares), slots
 
 
 @rule(reduce=lambda u, slots, p: ((u > 0).sum(), torch.ones_like(u).sum()))
