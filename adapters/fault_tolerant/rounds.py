@@ -48,6 +48,10 @@ class Member:
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]
 
+    def _sizes(self) -> list[int]:
+        """The number of parameters in each group."""
+        return [len(group["params"]) for group in self.optim.param_groups]
+
     def remember_zeroed(self) -> None:
         """Record the gradients after zero_grad."""
         self._zeroed = self._marks()
@@ -82,6 +86,7 @@ class Member:
             return {"schedule": schedule}
         return {
             "params": [p.detach() for p in self.parameters()],
+            "sizes": self._sizes(),
             "state": self.optim.state_dict()["state"],
             "schedule": schedule,
         }
@@ -105,6 +110,12 @@ class Member:
             raise ValueError(
                 f"a peer's parameters do not fit this replica's: {_difference(mine, theirs)}; "
                 "build the same model in all replicas."
+            )
+        sizes = saved.get("sizes", self._sizes())  # of a peer with version 0.2
+        if sizes != self._sizes():
+            raise ValueError(
+                f"the parameter groups of a peer have {sizes} parameters, but those of this "
+                f"replica {self._sizes()}; add the same groups in all replicas."
             )
 
         def put() -> None:

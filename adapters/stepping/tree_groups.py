@@ -43,7 +43,22 @@ class TreeGroup:
         unnamed = self.names is None and group > 0  # paths start at "0" in each group
         self.place = f"{group}." if unnamed else ""
         with subtree(), draws.within(self.place):
-            self.fresh = tx.init(self._tree(self.params))
+            self.fresh = self._in_phase(tx.init(self._tree(self.params)))
+
+    def _in_phase(self, fresh: Any) -> Any:
+        """A first state with the numbers of the other groups' gates, which are the optimizer's."""
+        gates = [x.rule for x in self.tx.placements if x.rule.runs.shared and x.rule.carry]
+        shared = {key for rule in gates for key in rule.carry._fields}
+        firsts = [group["params"][0] for group in self.optimizer.param_groups if group["params"]]
+        known = [x for x in map(self.optimizer.state.get, firsts) if x]
+
+        def begun(path: str, leaf: Tensor) -> Tensor:
+            *above, key = path.split(".")
+            if key not in shared or "carry" not in above:
+                return leaf
+            return next((x[path].clone() for x in known if path in x), leaf)
+
+        return tree.with_leaves(fresh, [begun(path, leaf) for path, leaf in tree.items(fresh)])
 
     def counts(self) -> tuple[int, ...]:
         """For each one-tensor rule inside, its index among those of its name."""

@@ -119,12 +119,13 @@ def copied(values: Any) -> Any:
 def check_alone(name: str, tx: Any, example: str) -> None:
     """Raise an error unless it is a transformation, or if it contains one with synchronizations."""
     base.check_transformation(name, tx, example)
-    if _holds_synced(tx):
+    if holds_synced(tx):
         raise ValueError(
             f"{name} got local_sgd(…) or diloco(…) inside another transformation, which does not "
             "synchronize it; put the others inside it: local_sgd(chain(…), every=16)."
         )
 
 
-def _holds_synced(tx: base.GradientTransformation) -> bool:
-    return isinstance(tx, Synced) or any(map(_holds_synced, tx.children))
+def holds_synced(tx: base.GradientTransformation) -> bool:
+    """Whether a transformation has synchronizations, which a `Replica` makes."""
+    return isinstance(tx, Synced) or any(map(holds_synced, tx.children))

@@ -133,6 +133,22 @@ def test_a_peer_of_another_program_is_refused_whole(says):
     assert_same(everything(opt), before)
 
 
+def test_groups_that_divide_the_parameters_in_another_way_are_refused():
+    def divided(cut, group):
+        params = [torch.nn.Parameter(torch.full((2,), float(i))) for i in range(3)]
+        groups = [{"params": params[:cut], "lr": 0.1}, {"params": params[cut:], "lr": 0.5}]
+        return params, FaultTolerantOptimizer(group, torch.optim.SGD(groups))
+
+    _, peer = divided(1, Local())
+    params, opt = divided(2, Scripted([HEALS], peer.coordinator.saved))
+    opt.zero_grad()
+    for p in params:
+        p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"have \[1, 2\] parameters, but those of .* \[2, 1\]"):
+        opt.step()
+    assert [p[0].item() for p in params] == [0.0, 1.0, 2.0]
+
+
 def test_named_parameters_and_hooks_that_change_the_state():
     def replica(group, seed):
         net = model(seed)

@@ -223,6 +223,29 @@ def test_a_group_that_is_added_takes_the_counts():
     assert_close(got, by_update(batch(), rows)[0], 1e-5)
 
 
+LATE = {
+    "accumulate": lambda tx: fo.accumulate(tx, 2),
+    "apply_if_finite": lambda tx: fo.apply_if_finite(tx, 2),
+    "dynamic_loss_scale": lambda tx: fo.dynamic_loss_scale(tx, init_scale=4.0),
+}
+
+
+@pytest.mark.parametrize("gate", LATE)
+def test_a_group_that_is_added_has_the_gate_of_the_others_around_trees_too(gate):
+    found = []
+    for around in (lambda tx: tx, fo.flatten):
+        w, v = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+        opt = Optimizer([w], lambda around=around: LATE[gate](around(fo.sgd(1.0))), compile=False)
+        for i in range(5):
+            if i == 1:
+                opt.add_param_group({"params": [v]})
+            w.grad = torch.full((1,), 1.0 if i or gate == "accumulate" else math.nan)
+            v.grad = torch.ones(1) if i else None
+            opt.step()
+        found.append((w.item(), v.item()))
+    assert found[0] == found[1]
+
+
 @pytest.fixture
 def a_process_group():
     store = torch.distributed.HashStore()
