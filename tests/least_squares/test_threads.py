@@ -7,6 +7,7 @@ after another on the device for tests; NVRTC compiles it where its package is in
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gpu import threads
 from gpu.drivers import OnDevice, installed
 
 import functional_optim as fo
-from functional_optim.kernels import callers, nvrtc
+from functional_optim.kernels import callers, lane_library, nvrtc
 from functional_optim.solvers import programs
 
 pytestmark = pytest.mark.own_process
@@ -148,6 +149,21 @@ def test_a_program_that_computes_something_else_is_not_used(driver, routine, mon
         found = fit(fake.DEVICE, compile=True, max_nfev=200)
     expected = fit("cpu")
     torch.testing.assert_close(found.x.cpu(), expected.x, rtol=1e-6, atol=1e-6)
+
+
+def test_a_program_of_the_cpu_is_compared_at_its_start(monkeypatch):
+    on_host = lane_library.on_host
+
+    def spoilt(text):
+        at = text.index("static APART void start")
+        return on_host(text[:at] + text[at:].replace("exp_of(", "sin_of("))
+
+    monkeypatch.setattr(lane_library, "on_host", spoilt)
+    monkeypatch.setattr(programs, "_known", OrderedDict())
+    monkeypatch.setattr(callers, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="for cpu gives other values than torch"):
+        found = fit("cpu", compile=True, max_nfev=200)
+    torch.testing.assert_close(found.x, fit("cpu").x, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("default")
