@@ -159,6 +159,7 @@ def test_a_program_of_the_cpu_is_compared_at_its_start(monkeypatch):
         return on_host(text[:at] + text[at:].replace("exp_of(", "sin_of("))
 
     monkeypatch.setattr(lane_library, "on_host", spoilt)
+    monkeypatch.setattr(torch, "compile", lambda f, **how: f)
     monkeypatch.setattr(programs, "_known", OrderedDict())
     monkeypatch.setattr(callers, "_warned", set())
     with pytest.warns(RuntimeWarning, match="for cpu gives other values than torch"):
