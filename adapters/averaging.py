@@ -10,12 +10,10 @@ from torch import Tensor
 
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
+from functional_optim.adapters.state.loading import TRAINING
 from functional_optim.combinators.averaging import from_average, to_average
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
-
-TRAINING = "train_mode"
-"""The key of a parameter group for the mode of its parameters."""
 
 
 class AveragingOptimizer(Optimizer):

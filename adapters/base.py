@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
-from functional_optim import numeric
+from functional_optim import numeric, tree
 from functional_optim.adapters.state.capturing import KEY as CAPTURABLE
 from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
@@ -44,6 +46,8 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def quick(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (args or kwargs) and None in (*args, *kwargs.values()) and self._only_creates_state():
+            return None
         if (
             torch.compiler.is_compiling()
             or self._optimizer_step_pre_hooks
@@ -59,6 +63,23 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     quick.__qualname__ = "OptimizerBase.step"
     vars(quick)["hooked"] = True  # torch would wrap it again
     return quick
+
+
+def outlives_inference(groups: list[dict[str, Any]]) -> bool:
+    """Whether torch.inference_mode is on, and parameters can also be written outside of it."""
+    return torch.is_inference_mode_enabled() and not any(
+        p.is_inference() for group in groups for p in group["params"]
+    )
+
+
+@contextmanager
+def outside_inference() -> Iterator[None]:
+    """Make tensors that can still be written when a surrounding torch.inference_mode has ended."""
+    with ExitStack() as modes_of_torch:
+        if torch.is_inference_mode_enabled():
+            modes_of_torch.enter_context(torch.inference_mode(False))
+            modes_of_torch.enter_context(torch.no_grad())
+        yield
 
 
 def _without_compiler(method: Any, *args: Any) -> Any:
@@ -182,6 +203,49 @@ class OptimizerBase(torch.optim.Optimizer):
 
     step = with_hooks(_step)
 
+    def _only_creates_state(self) -> bool:
+        """Create the state, if torch.distributed.checkpoint calls this step only for that.
+
+        torch sets `lr` and the gradients to 0, and calls `step(closure=None)`. A recipe with
+        another rate would move the parameters, and one that needs a closure would raise an error.
+        """
+        creation = None
+        if not (self.state or torch.compiler.is_compiling()):
+            creation = private.state_creation()
+        if creation is None:
+            return False
+        try:
+            with outside_inference():
+                base.unrecorded(self._create_state)
+        except BaseException:  # torch would leave zeros
+            rated = [group for group in self.param_groups if "lr" in group]
+            for group, lr in zip(rated, creation.f_locals.get("lrs", ()), strict=False):
+                group["lr"] = lr
+            self.zero_grad()
+            raise
+        return True
+
+    def _create_state(self) -> None:
+        """Create the state of all parameters with gradients, as the first step would find it.
+
+        Raises RuntimeError if the state has no entries before that step.
+        """
+        if not self.keeps_trees:
+            raise RuntimeError(
+                "torch's get_optimizer_state_dict and set_optimizer_state_dict need the state of "
+                f"{type(self).__name__}, which has none before its first step; use "
+                "opt.state_dict() and opt.load_state_dict()."
+            )
+        made: NewEntries = []
+        try:
+            for group in OptimizerPlan(self, made, first=True).trees:
+                if group.params:
+                    new = {key: x.detach().clone() for key, x in tree.items(group.fresh)}
+                    self.state[group.params[0]].update(new)
+        except BaseException:
+            discard(self, made)
+            raise
+
     def _step_in_place(self, loss: Any) -> None:
         mine = self.__dict__
         plan = mine.pop("_plan", None)  # a step that raises leaves no plan behind
@@ -195,6 +259,10 @@ class OptimizerBase(torch.optim.Optimizer):
             if plan is None or grads is None or plan.driven or torch.cuda.is_initialized():
                 check_capture(self, None if grads is None else plan)
             if plan is None or grads is None:
+                if outlives_inference(self.param_groups):
+                    mine["_plan"] = plan
+                    with outside_inference():
+                        return self._step_in_place(loss)
                 plan = OptimizerPlan(self, made, first=plan is None)
                 grads = plan.fresh(self)
             skip = None
@@ -299,6 +367,8 @@ class OptimizerBase(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of the torch.optim class that it replaces.
 
+        The state shares no memory with the dict.
+
         Args:
             state_dict: from `state_dict()`. Missing slots are initialized at the next step. Packed
                 slots are decoded, or packed with rounding to nearest, to the storage format of this
@@ -312,7 +382,8 @@ class OptimizerBase(torch.optim.Optimizer):
                 wrappers. The optimizer is then unchanged.
         """
         load = super().load_state_dict
-        load_checked(self, lambda given: _without_compiler(load, given), state_dict)
+        with outside_inference():
+            load_checked(self, lambda given: _without_compiler(load, given), state_dict)
 
     def numbers(self, *names: str) -> dict[str, float]:
         """All scalars of the states, read at once; see `functional_optim.numbers`.
@@ -358,6 +429,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {key: vars(self)[key] for key in ("compile", KEY, CAPTURABLE) if key in vars(self)}
+        own["state"] = defaultdict(dict, {p: _apart(mine) for p, mine in self.state.items()})
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -376,6 +448,16 @@ class OptimizerBase(torch.optim.Optimizer):
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:
                     mine[key] = owned(value)
+
+
+def _apart(mine: Any) -> Any:
+    """A parameter's state without views: pickle would store the whole tensor behind each."""
+    if not isinstance(mine, dict):
+        return mine
+    return {
+        key: x.clone() if isinstance(x, Tensor) and x._base is not None else x
+        for key, x in mine.items()
+    }
 
 
 def _without(state: dict[str, Any], key: str) -> str:

@@ -129,7 +129,8 @@ class DropIn(OptimizerBase):
             raise RuntimeError(self.refusal.format(type(self).__name__))
         if torch.compiler.is_compiling():
             return
-        if group.get("capturable") and p.device.type in UNCAPTURABLE:
+        apart = group.get("capturable") and not group.get("fused")
+        if apart and p.device.type in UNCAPTURABLE:
             raise AssertionError(
                 f"If capturable=True, {self.counted} must be on supported devices: {CAPTURABLE}."
             )

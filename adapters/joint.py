@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
-from functional_optim.checkpoint.errors import listed, refuse
+from functional_optim.checkpoint.errors import described, listed, refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.numbers import tensor_of
 from functional_optim.core.ravel import Ravel
@@ -82,7 +82,9 @@ class JointOptimizer(OptimizerBase):
         other, frozen = [], []
         if kept and self.sized and found is None:
             other = [f"it has {listed(kept)}, but needs {self.sized}"]
-        if isinstance(found, Tensor) and found.shape != (size,) * found.dim():
+        if found is not None and not (isinstance(found, Tensor) and found.dim()):
+            other = [f"{self.sized} is a {described(found)}, but it needs a tensor for {size}"]
+        elif found is not None and found.shape != (size,) * found.dim():
             frozen = [f"{self.sized} is for {len(found)} parameters, but {size} move"]
         refuse("the loaded state", other, f"load a checkpoint of {type(self).__name__}")
         refuse("the loaded state", frozen, "load a checkpoint with the same frozen parameters")
@@ -98,10 +100,29 @@ class JointOptimizer(OptimizerBase):
         return agreed(who, self.param_groups, self.defaults)
 
     def _known(self, tx: base.GradientTransformation, values: list[Tensor], first: Tensor) -> Any:
-        """The state; missing entries come from `init`."""
+        """The state; missing entries come from `init`.
+
+        Raises RuntimeError if it is that of other trainable parameters.
+        """
         old = self.state.get(first) or {}
         fresh = tx.init(values)
+        known = old.get(self.sized or "")
+        other = known is not None and known.shape != getattr(fresh, self.sized or "").shape
+        if other or (not old and any(self.state.values())):
+            raise RuntimeError(
+                f"{type(self).__name__} has a state for other parameters than those that now "
+                "require gradients: parameters were frozen, unfrozen or added; create a new "
+                "optimizer, or undo that."
+            )
         return type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
+
+    def _create_state(self) -> None:
+        """Create the state, which is that of `init`."""
+        moving = self._moving()
+        check_moving(moving)
+        tx = self.checked_transform(self._group(), in_step=True)
+        state = self._known(tx, [p.detach() for p in moving], moving[0])
+        self.state[moving[0]] = state._asdict()
 
     def _finish(
         self, moving: list[Tensor], new: list[Tensor], state: Any, kept: list[Any] | None = None

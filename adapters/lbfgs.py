@@ -15,7 +15,7 @@ from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
 from functional_optim.algorithms.lbfgs.transform import lbfgs
-from functional_optim.checkpoint.errors import refuse
+from functional_optim.checkpoint.errors import described, refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel, real_dtype
 from functional_optim.kernels.interrupts import held
@@ -88,8 +88,10 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
             faults.append(f"{', '.join(PAIRS[:-1])} and {PAIRS[-1]} differ in length")
         for key in ("d", "prev_flat_grad", "old_dirs", "old_stps"):
             found = mine.get(key)
-            vectors = found if isinstance(found, list) else [found]
-            sizes = {x.numel() for x in vectors if x is not None} - {size}
+            vectors = [x for x in (found if isinstance(found, list) else [found]) if x is not None]
+            kinds = [described(x) for x in vectors if not isinstance(x, Tensor)]
+            faults += [f"{key} is a {kind}, but it needs a tensor" for kind in kinds[:1]]
+            sizes = {x.numel() for x in vectors if isinstance(x, Tensor)} - {size}
             faults += [f"{key} has {n} elements, but the parameters have {size}" for n in sizes]
         refuse("the loaded state", faults, "load an undamaged checkpoint of this model")
 
@@ -107,6 +109,8 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         Raises:
             TypeError: without a closure.
         """
+        if closure is None and self._only_creates_state():
+            return None
         closure = checked_closure("LBFGS", closure)
         if len(self.param_groups) != 1:
             raise AssertionError(

@@ -17,6 +17,7 @@ from functional_optim.adapters.state.recipes import (
     recipe_defaults,
 )
 from functional_optim.adapters.state.storage import KEY, Stored
+from functional_optim.combinators.local_steps import holds_synced
 from functional_optim.core import base
 from functional_optim.engine.group import Compile, how_to
 
@@ -128,6 +129,11 @@ class Optimizer(OptimizerBase):
                 "does not have; use adapters.LBFGS for L-BFGS, adapters.SAM for sam, or call the "
                 "transformation's update yourself."
             )
+        if isinstance(tx, base.GradientTransformation) and holds_synced(tx):
+            raise TypeError(
+                "the recipe has local_sgd(…) or diloco(…), whose synchronizations an optimizer "
+                "object does not make; use functional_optim.replicas.Replica."
+            )
         return tx
 
     def _check_keys(self, group: dict[str, Any]) -> None:
@@ -135,7 +141,8 @@ class Optimizer(OptimizerBase):
         self.recipe = self.recipe.checked(group)
 
     def __getstate__(self) -> dict[str, Any]:
-        recipe = self.recipe.beside(self.defaults, *self.param_groups)  # the first to be pickled
+        groups = self.defaults, *self.param_groups, {KEY: self.stored}
+        recipe = self.recipe.beside(*groups)  # the first to be pickled
         return {"recipe": recipe, **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -219,7 +219,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         """
         member = self._member
         if closure is None and member.is_initialization():
-            member.optim.step()
+            member.optim.step(closure=None)
             member.initializes = True
             return None
         self._check_schedulers()

@@ -18,7 +18,7 @@ from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.checkpoint.conversion import converted, restore_precision
 from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
-from functional_optim.checkpoint.state_dict import Entry
+from functional_optim.checkpoint.state_dict import Entry, without_value
 from functional_optim.core import base, sharding
 from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
 from functional_optim.core.first_slots import slots_like
@@ -28,6 +28,10 @@ from functional_optim.core.storage import at_home
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
+
+
+TRAINING = "train_mode"
+"""The key of a parameter group for the mode of its parameters."""
 
 
 def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:
@@ -151,16 +155,19 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
                 f"optimizer's group: group {k} has {len(theirs['params'])} parameters, but the "
                 f"optimizer's has {len(mine['params'])}; load a checkpoint of this model."
             )
-    if optimizer.counts_steps:
-        _refuse(
-            [
-                f"step of parameter {place(mine, k, i)} {why}"
-                for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True))
-                for i, index in enumerate(theirs["params"])
-                if "step" in (raw := state.get(index, {}))
-                and (why := not_a_number(raw["step"], whole=True))
+    faults: list[str] = []
+    for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True)):
+        for i, (p, index) in enumerate(zip(mine["params"], theirs["params"], strict=True)):
+            raw = state.get(index, {})
+            why = {} if p.is_meta else {key: without_value(x) for key, x in raw.items()}
+            if optimizer.counts_steps and "step" in raw and not why.get("step"):
+                why["step"] = not_a_number(raw["step"], whole=True)
+            faults += [
+                f"{key} of parameter {place(mine, k, i)} {fault}"
+                for key, fault in why.items()
+                if fault
             ]
-        )
+    _refuse(faults)
 
 
 def check_loaded(
@@ -176,8 +183,17 @@ def check_loaded(
     """
     faults: list[str] = []
     chains: list[tuple[int, Leafwise]] = []
+    counted = optimizer.counts_steps and any("step" in mine for mine in given["state"].values())
+    one_mode = not hasattr(optimizer, "train") and TRAINING not in optimizer.defaults
     pairs = zip(optimizer.param_groups, given["param_groups"], strict=True)
     for k, (group, saved) in enumerate(pairs):
+        if not saved.get(TRAINING, True) and one_mode:
+            raise ValueError(
+                "the loaded state was saved in evaluation mode, in which the parameters are "
+                f"averages, and {type(optimizer).__name__} has no train(), which restores those of "
+                "training; load it into adapters.AveragingOptimizer, or call train() before you "
+                "save model and optimizer."
+            )
         try:
             tx = optimizer.checked_transform(group, in_step=True)
         except KeyError as missing:
@@ -206,6 +222,8 @@ def check_loaded(
                 continue
             raw = given["state"].get(index, {})
             new = _check_parameter(optimizer, path, p, found, raw, part, bool(other))
+            if counted and "step" not in found and not found.keys().isdisjoint(part.layout.keys):
+                new.append("{} has slots, but no step, which other parameters have")
             faults += [fault.format(f"parameter {place(group, k, i)}") for fault in new]
     _refuse(faults)
     for k, tx in chains:
@@ -329,6 +347,7 @@ def _check_whole(
     if like and like.keys().isdisjoint(kept):
         return [f"{where} has {listed(sorted(map(str, kept)))}, but needs {listed(sorted(like))}"]
     why = {key: misfit(kept[key], like[key]) for key in like.keys() & kept.keys()}
+    kept.update({key: torch.as_tensor(kept[key]) for key, fault in why.items() if not fault})
     return [f"{key} of {where} {fault}" for key, fault in sorted(why.items()) if fault]
 
 

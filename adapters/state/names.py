@@ -40,12 +40,20 @@ def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
 
     torch would match them by order, and assign each parameter the state of another one.
     """
-    own = list(map(_bare, mine.get("param_names") or ()))
-    saved = list(map(_bare, theirs.get("param_names") or ()))
-    if not saved and all(isinstance(name, str) for name in theirs["params"]):  # a dict by names
-        saved = list(map(_bare, theirs["params"]))
-        if sorted(saved) != sorted(own):  # the names of a whole model, of which this is a part
-            return
+    own, saved = list(mine.get("param_names") or ()), list(theirs.get("param_names") or ())
+    strange = [repr(name) for name in saved if not isinstance(name, str)]
+    if strange:
+        raise ValueError(
+            f"the 'param_names' of the saved group {k} must be strings, but they have "
+            f"{listed(strange)}; pass what an optimizer's state_dict() returned."
+        )
+    whole = not saved and all(isinstance(name, str) for name in theirs["params"])  # by names
+    if whole:
+        saved = list(theirs["params"])
+    if sorted(own) != sorted(saved):
+        own, saved = list(map(_bare, own)), list(map(_bare, saved))
+    if whole and sorted(saved) != sorted(own):  # of a whole model, of which this is a part
+        return
     if not own or not saved or own == saved:
         return
     absent = [name for name in own if name not in saved]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.adapters.state.storage import KEY
 from functional_optim.combinators.as_matrix import kernels_of, views_of
 from functional_optim.core import base
 
@@ -76,7 +77,7 @@ class ByReference:
     def __reduce__(self) -> tuple[Any, ...]:
         _check_pickled("recipe", self.call)
         for group in self.groups:
-            for name in [*self.names, *[name for name in self.more if name in group]]:
+            for name in [name for name in (*self.names, KEY, *self.more) if name in group]:
                 for x in group[name] if isinstance(group[name], (list, tuple)) else [group[name]]:
                     if is_code(x):
                         _check_pickled(name, x)

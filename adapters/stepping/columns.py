@@ -3,7 +3,7 @@
 Each parameter has separate 0-dim tensors, as in torch. Those that this library creates are views of
 one vector, so that one `fill_` advances all (0.8 µs, compared with 190 µs for 148 single tensors)
 and one version counter shows whether other code wrote to one. Tensors that other code put into the
-state stay the same objects, and are written one by one.
+state stay the same objects, and are written one by one, unless they are those of inference mode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Column:
         found = [state[key] for state in states]
         self.captured = captured and found[0].device.type != "cpu"
         self.tensors: list[Tensor] = found
-        self.ours = all(x._base is not None for x in found)
+        self.ours = all(x._base is not None or x.is_inference() for x in found)
         if self.ours:
             self._hand_out(torch.stack([x.to(found[0].device) for x in found]))
         self.here = found[0].device.type == "cpu"

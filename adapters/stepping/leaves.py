@@ -57,6 +57,8 @@ def fill_state(
     if optimizer.counts_steps and "step" not in mine:
         made.append((p, "step"))
         mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0, device))
+    elif isinstance(mine.get("step"), (int, float)) and not optimizer.integer_steps:
+        mine["step"] = owned(numeric.stored(float(mine["step"]), device))
     elif device is not None and isinstance(mine.get("step"), Tensor):
         mine["step"] = _there(mine["step"], device)
     for key, value in tx.carried.items():
@@ -163,9 +165,15 @@ class Names:
             if isinstance(x, Tensor):
                 self.rows.append((x, f"the slot {key!r} of parameter {name!r}"))
 
-    def check_apart(self) -> None:
-        """Raise ValueError if two of them share memory."""
+    def check(self) -> None:
+        """Raise ValueError if two of them share memory, RuntimeError if one cannot be written."""
         memory.check_apart([x for x, _ in self.rows], lambda i: self.rows[i][1])
+        fixed = [name for x, name in self.rows if x.is_inference()]
+        if fixed and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{fixed[0]} was made in torch.inference_mode, so a step outside of that mode "
+                "cannot write to it; make it outside, or replace it with its clone()."
+            )
 
 
 def live_params(group: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:

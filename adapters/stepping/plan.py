@@ -235,7 +235,7 @@ class OptimizerPlan(StepPlan):
             entries.append(
                 ParamEntry(optimizer, k, part, leaves, places, done, values, shared, written)
             )
-        names.check_apart()
+        names.check()
         ahead = max([entry.done for entry in entries], default=-1.0)
         for k, tx in chains:  # where other processes may have gradients for shared rules
             mine = {key: column for (group, key), column in columns.items() if group == k}

@@ -103,7 +103,7 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: NewEntries) 
         for row in checked_leaves(optimizer, k, tx, turns, made, names, recorded=replace)
     ]
     if not modes.traced():
-        names.check_apart()
+        names.check()
     counts.gather()
     entries = [TracedEntry(optimizer, row, i, replace) for i, (_, row) in enumerate(found)]
     parts = [(k, entry.tx) for (k, _), entry in zip(found, entries, strict=True)]

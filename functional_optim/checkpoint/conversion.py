@@ -196,10 +196,13 @@ def _fits(form: SavedSlot, shape: torch.Size) -> bool:
 def restore_precision(loaded: Any, saved: Any) -> Any:
     """The saved values with their original dtypes, if loading has only cast them.
 
-    torch.optim's loading casts all state to the dtype of its parameter. A value that a hook has
+    torch.optim's loading casts all state to the dtype of its parameter, and keeps a saved tensor
+    that needs no cast: it is copied, so that steps do not write to it. A value that a hook has
     changed stays unchanged. Dicts, lists and tuples are searched.
     """
     if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        if loaded is saved:
+            return loaded.clone()
         if loaded.dtype is saved.dtype or loaded.shape != saved.shape:
             return loaded
         return saved.to(loaded.device, copy=True) if _is_cast(saved, loaded) else loaded

@@ -1,7 +1,8 @@
 """The private names of torch that this package uses, all of them, and what is done without each.
 
-`NAMES` lists them. A torch that lacks one is served by the Python below it, which is slower, or
-leaves something out, but steps no parameter wrongly. `tests/core/test_private.py` deletes each.
+`NAMES` lists them, except those of `state_creation` and `without_memory`. A torch that lacks one is
+served by the Python below it, which is slower, or leaves something out, but steps no parameter
+wrongly. `tests/core/test_private.py` deletes each.
 """
 
 from __future__ import annotations
@@ -87,6 +88,33 @@ eagerly. Assign that method after the class statement: torch wraps one that is d
 that the first operation imports torch._dynamo, in a second."""
 
 ModeBase: Any = DispatchMode or object
+
+
+def state_creation() -> Any:
+    """The frame of torch.distributed.checkpoint that steps an optimizer only to create its state;
+    None if that is not what calls us.
+
+    Without the name `_init_optim_state`, such a step is a step like others.
+    """
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    frame: Any = None if code is None else sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def _without_memory(kind: type, like: torch.Tensor) -> Any:
+    found = _wrapper(kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+    _refuse_reading(found)
+    return found
+
+
+_wrapper: Any = _found("torch.Tensor._make_wrapper_subclass")
+_refuse_reading: Any = _found("torch._C._set_throw_on_mutable_data_ptr")
+without_memory: Any = _without_memory if _wrapper and _refuse_reading else None
+"""Makes a tensor of a subclass that is like another, but has no memory: reading it is an error.
+None: perturbed parameters are computed before the loss reads them."""
 
 
 def constant_while_traced(fn: F) -> F:

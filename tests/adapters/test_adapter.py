@@ -264,6 +264,65 @@ def test_named_parameters_keep_their_names():
         adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)
 
 
+# ---------------------------------------------------------------- inference mode
+def looking_ahead(lr):
+    return fo.accumulate(fo.lookahead(fo.adamw(lr), 2, 0.5), every=2)
+
+
+def keeping(lr):
+    return fo.keep_snapshots(fo.adamw(lr))
+
+
+@pytest.mark.parametrize("inside", [{0}, {2}, {3}, {4}, {1, 2, 3, 4}], ids=str)
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("recipe", [fo.adamw, looking_ahead, keeping])
+def test_steps_and_loads_in_inference_mode_are_like_others(recipe, compile, inside):
+    ends = []
+    for modes in (set(), inside):
+        params = as_parameters(make_params())
+        opt = adapters.Optimizer(params, recipe, compile=compile, lr=0.1)
+        for i, grads in enumerate(make_grads(make_params(), 7)):
+            late = [None if i == 3 and k == 1 else g for k, g in enumerate(grads.values())]
+            with torch.inference_mode(i in modes):
+                if i == 4:
+                    opt.load_state_dict(opt.state_dict())
+                step_object(opt, [late])
+        ends.append(copy_of(params))
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("what", ["parameter '1'", "slot 'exp_avg' of parameter '1'"])
+def test_a_tensor_of_inference_mode_is_named_before_anything_moves(what):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    with torch.inference_mode():
+        fixed = torch.ones(3)
+    if what.startswith("parameter"):
+        params[1] = fixed
+    opt = adapters.AdamW(params, lr=0.1, compile=False)
+    params[0].grad = torch.ones(3)
+    opt.step()
+    if what.startswith("slot"):
+        step_object(opt, [[torch.ones(3)] * 2])
+        opt.state[params[1]]["exp_avg"] = fixed
+    with torch.inference_mode(not params[1].requires_grad):
+        params[1].grad = torch.ones(3)
+    before, count = copy_of(params), opt.state[params[0]]["step"].clone()
+    with pytest.raises(RuntimeError, match=rf"{what} was made in torch.inference_mode"):
+        opt.step()
+    assert_same(copy_of(params), before)
+    assert_same(opt.state[params[0]]["step"], count)
+
+
+def test_a_count_that_was_put_in_in_inference_mode_goes_on():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = adapters.Optimizer([p], fo.adamw, compile=False, lr=0.1)
+    step_object(opt, [[torch.ones(3)]])
+    with torch.inference_mode():
+        opt.state[p]["step"] = torch.tensor(5.0)
+    step_object(opt, [[torch.ones(3)]] * 2)
+    assert opt.state[p]["step"].item() == 7
+
+
 # ---------------------------------------------------------------- the host reads no number
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 

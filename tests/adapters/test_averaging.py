@@ -198,3 +198,15 @@ def test_a_mode_that_cannot_be_set_changes_nothing():
             opt.eval()
         assert opt.training
         assert_same(copy_of(params), before)
+
+
+def test_an_object_without_modes_refuses_a_checkpoint_of_evaluation_mode():
+    """Its steps would begin at the averages."""
+    params = make_params()
+    opt = adapters.AveragingOptimizer(as_parameters(params), around_gpa, compile=False, lr=0.1)
+    plain = adapters.Optimizer(as_parameters(params), around_gpa, compile=False, lr=0.1)
+    step_object(opt, make_grads(params, 2))
+    plain.load_state_dict(opt.state_dict())
+    opt.eval()
+    with pytest.raises(ValueError, match=r"evaluation mode.* and Optimizer has no train\(\)"):
+        plain.load_state_dict(opt.state_dict())

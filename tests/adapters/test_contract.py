@@ -243,3 +243,41 @@ def test_a_load_that_torch_refuses_half_way_leaves_the_defaults():
     with pytest.raises(ValueError, match="step"):
         opt.load_state_dict(saved)
     assert everything(opt) == before
+
+
+@pytest.mark.parametrize("name", ["SSBFGS", "SSBroyden", "LevenbergMarquardt", "Dogleg"])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_an_optimizer_of_all_parameters_at_once_says_that_they_are_others(name, frozen):
+    params = [torch.nn.Parameter(torch.full((n,), 3.0)) for n in (2, 3)]
+    opt = getattr(adapters, name)(params)
+
+    def closure():
+        residuals = torch.cat([p - 1 for p in params]).square()
+        if not name.startswith("SS"):
+            return residuals
+        opt.zero_grad()
+        residuals.sum().backward()
+        return residuals.sum()
+
+    opt.step(closure)
+    params[frozen].requires_grad_(False)
+    before = everything(opt)
+    with pytest.raises(RuntimeError, match=rf"{name} has a state for other .*frozen, unfrozen or"):
+        opt.step(closure)
+    assert everything(opt) == before
+    params[frozen].requires_grad_(True)
+    opt.step(closure)
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(RuntimeError, match=rf"{name} has a state for other .*create a new"):
+        opt.step(closure)
+
+
+@pytest.mark.parametrize("kind", [float, lambda x: str(x)])
+def test_a_matrix_of_a_checkpoint_that_is_none_is_refused(kind):
+    opt = trained(ALL["SSBFGS"], 1)
+    saved = copy.deepcopy(opt.state_dict())
+    saved["state"][0]["inverse_hessian"] = kind(1.0)
+    before = everything(opt)
+    with pytest.raises(ValueError, match=r"inverse_hessian is a .*, but it needs a tensor"):
+        opt.load_state_dict(saved)
+    assert everything(opt) == before

@@ -262,3 +262,15 @@ def test_a_parameter_that_is_appended_to_a_named_group_steps():
     a.grad = b.grad = torch.ones(2)
     opt.step()
     assert_close(a.detach(), b.detach(), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_a_checkpoint_of_a_captured_fused_run_goes_on_on_the_cpu(name):
+    """torch's fused step is the same, captured or not."""
+    ends = []
+    for cls in (getattr(adapters, name), getattr(torch.optim, name)):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        opt = cls([p], lr=0.1, fused=True, capturable=True)
+        step_object(opt, [[torch.ones(3, dtype=torch.float64)]] * 2)
+        ends.append(p.detach())
+    assert_close(*ends, 1e-12)

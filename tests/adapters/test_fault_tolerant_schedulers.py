@@ -33,7 +33,7 @@ from voting import (
     train,
 )
 
-from functional_optim.adapters import FaultTolerantOptimizer
+from functional_optim.adapters import MARS, FaultTolerantOptimizer
 from functional_optim.replicas import Local, Scripted
 
 SCRIPT = [True, False, True, True, False, False, True, True]
@@ -284,6 +284,15 @@ def test_a_distributed_checkpoint_is_loaded_without_a_vote(kind, flat, tensor):
     train(other, other_net, 2)
     assert_same(everything(other), everything(opt))
     assert other.coordinator.starts == 2
+
+
+def test_a_second_rate_moves_nothing_when_torch_asks_for_the_state():
+    net = torch.nn.Linear(2, 3)
+    inside = MARS(net.parameters(), lr=0.1, lr_1d=0.1, weight_decay_1d=0.1, compile=False)
+    before = copy.deepcopy(net.state_dict())
+    saved = get_optimizer_state_dict(net, FaultTolerantOptimizer(Local(), inside))
+    assert_same(net.state_dict(), before)
+    assert saved["state"]["bias"]["exp_avg"].shape == (3,)
 
 
 def test_steps_that_look_empty_are_steps():

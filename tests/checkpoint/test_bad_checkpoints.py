@@ -112,6 +112,10 @@ def drop_parameter(groups: list[dict[str, Any]]) -> None:
     groups[0].pop("param_names", None)
 
 
+def without_step(state: dict[str, Any]) -> None:
+    del state["step"]
+
+
 INTEGERS = torch.ones(2, 4, dtype=torch.int64)
 
 SLOTS: dict[str, tuple[str, Any, str]] = {
@@ -119,6 +123,7 @@ SLOTS: dict[str, tuple[str, Any, str]] = {
     "integers": ("exp_avg", INTEGERS, "is a tensor of int64, shape (2, 4), but it needs a float"),
     "a float for a tensor": ("exp_avg", 1.0, ""),
     "a string": ("exp_avg", "x", "is a str"),
+    "no values": ("exp_avg", torch.empty(2, 4, device="meta"), "is on the meta device"),
     "NaN steps": ("step", torch.tensor(torch.nan), "is nan"),
     "negative steps": ("step", -1.0, "is -1.0"),
     "many steps": ("step", torch.ones(3), "is a"),
@@ -178,6 +183,9 @@ FAULTS: dict[str, Fault] = {
         on_groups(lambda g: rename(g[0], ["body.bias", "body.weight", "head.weight"])),
         ("another order", "body.bias was saved instead of body.weight"),
     ),
+    "numbers for names": Fault(
+        on_groups(lambda g: g[0].update(param_names=[1, 2, 3])), ("must be strings", "1, 2, 3")
+    ),
     "of SGD": Fault(
         of_another(torch.optim.SGD, lr=0.1, momentum=0.9), (), ("NAdam", "LBFGS", "GradientFree")
     ),
@@ -213,6 +221,12 @@ FAULTS: dict[str, Fault] = {
     "of AdamW": Fault(of_another(torch.optim.AdamW), (), ("whole trees", "LBFGS", "GradientFree")),
     "a longer direction": Fault(
         on_state(put(d=torch.zeros(9)), 0), ("d has 9 elements", "have 17"), ("LBFGS",)
+    ),
+    "a number for a direction": Fault(
+        on_state(put(d=2.5), 0), ("d is a float, but it needs a tensor",), ("LBFGS",)
+    ),
+    "a lost count": Fault(
+        on_state(without_step), ("'head.weight' has slots, but no step",), ("Optimizer",)
     ),
     "a lost pair": Fault(on_state(lambda s: s["ro"].pop(), 0), ("differ in length",), ("LBFGS",)),
     "a vector for a count": Fault(
@@ -377,7 +391,26 @@ def test_counts_as_plain_numbers_are_taken():
     assert_same(copy_of(list(model.parameters())), copy_of(list(twin.parameters())))
 
 
+def test_a_plain_number_in_the_state_of_a_whole_tree_is_taken():
+    opt, model, go = trained("whole trees")
+    _, twin, go_twin = trained("whole trees")
+    saved = copy.deepcopy(opt.state_dict())
+    saved["state"][0]["step"] = int(saved["state"][0]["step"])
+    opt.load_state_dict(saved)
+    go()
+    go_twin()
+    assert_same(copy_of(list(model.parameters())), copy_of(list(twin.parameters())))
+
+
 # ---------------------------------------------------------------- names
+def test_names_that_differ_by_a_prefix_only_are_compared():
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    saved = adapters.AdamW([("module.w", a), ("w", b)]).state_dict()
+    adapters.AdamW([("module.w", a), ("w", b)]).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"another order: module\.w was saved instead of w"):
+        adapters.AdamW([("w", b), ("module.w", a)]).load_state_dict(saved)
+
+
 def test_wrappers_are_ignored_before_and_inside_names():
     """A checkpoint of a model, or of a part of it, that is compiled, recomputed, in DDP or FSDP."""
     opt, *_ = trained("AdamW")

@@ -12,6 +12,7 @@ import torch
 from helpers import (
     as_parameters,
     assert_close,
+    assert_same,
     copy_of,
     make_grads,
     make_params,
@@ -21,6 +22,11 @@ from helpers import (
 from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, parameters
 from reference.make_checkpoints import functional, functional_run, go, optimizers
 from sampling import some
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -185,12 +191,180 @@ def test_a_lambda_can_be_copied_but_not_pickled():
         pickle.PicklingError, match=r"recipe .*<lambda> cannot .* define it with def"
     ):
         pickle.dumps(opt)
+    packed = adapters.Optimizer(as_parameters(make_params()), fo.sgd, stored=lambda tx: tx, lr=0.1)
+    copy.deepcopy(packed)
+    with pytest.raises(pickle.PicklingError, match=r"stored .*<lambda> cannot be pickled"):
+        pickle.dumps(packed)
+
+
+def test_a_pickle_has_each_matrix_once():
+    """Slots of equal matrices are views of one tensor, which pickle would store for each."""
+    params = [torch.nn.Parameter(torch.ones(16, 16)) for _ in range(12)]
+    opt = adapters.SOAP(params, compile=False)
+    step_object(opt, [[torch.eye(16)] * 12] * 2)
+    size = sum(x.nbytes for mine in opt.state.values() for x in mine.values())
+    dumped = pickle.dumps(opt)
+    assert len(dumped) < 3 * size
+    again = pickle.loads(dumped)
+    assert_same(list(again.state.values()), list(opt.state.values()))
+
+
+# ---------------------------------------------------------------- torch.distributed.checkpoint
+def two_rates(params):
+    rates = {"lr": 0.1, "adamw_lr": 0.1, "weight_decay": 0.1, "adamw_weight_decay": 0.1}
+    return adapters.Optimizer(params, fo.muon_adamw, compile=False, **rates)
+
+
+def renamed_rate(rate):
+    return fo.flatten(fo.adamw(rate, weight_decay=0.1))
+
+
+def in_int8(tx):
+    return fo.stored(tx, "int8", block_size=16, min_size=0)
+
+
+def in_evaluation(params):
+    opt = adapters.ScheduleFreeAdamW(params, compile=False, lr=0.1)
+    opt.eval()
+    return opt
+
+
+WITH_STATE = {
+    "two rates": two_rates,
+    "packed": lambda params: adapters.AdamW(params, compile=False, stored=in_int8),
+    "a tree": lambda params: adapters.Optimizer(params, renamed_rate, compile=False, rate=0.1),
+    "evaluation": in_evaluation,
+    "SAM": lambda params: adapters.SAM(params, fo.adamw, compile=False, lr=0.1),
+    "Momo": lambda params: adapters.Momo(params, compile=False, lr=0.1),
+    "SSBFGS": lambda params: adapters.SSBFGS(params, max_iter=2),
+    "residuals": adapters.LevenbergMarquardt,
+}
+WITHOUT_STATE = {
+    "LBFGS": lambda params: adapters.LBFGS(params, lr=0.1, max_iter=2),
+    "GradientFree": lambda params: adapters.GradientFree(params, fo.mezo, tx=fo.sgd, lr=0.1),
+}
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def asked(name):
+    """A model, its optimizer object, and a function that makes two steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).double()
+    opt = (WITH_STATE | WITHOUT_STATE)[name](model.named_parameters())
+
+    def closure():
+        found = model(torch.eye(3, dtype=torch.float64)).flatten() - 1
+        if name == "residuals":
+            return found
+        loss = found.square().sum()
+        if name != "GradientFree":
+            opt.zero_grad()
+            loss.backward()
+        return loss
+
+    def go():
+        if name == "evaluation":
+            opt.train()
+        for _ in range(2):
+            opt.step(closure)
+
+    return model, opt, go
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_torch_gets_the_state_of_a_new_optimizer_without_a_step(name):
+    """It calls `step` with gradients of 0, and with `lr` at 0, which need not be the only rate."""
+    model, opt, go = asked(name)
+    go()
+    saved = through_file(get_optimizer_state_dict(model, opt, options=FLAT))
+    weights = copy.deepcopy(model.state_dict())
+    for get_first in (False, True):
+        again, new, go_again = asked(name)
+        again.load_state_dict(weights)
+        hook = new.register_step_post_hook(lambda *_: pytest.fail("a step"))
+        if get_first:
+            with torch.inference_mode():
+                got = get_optimizer_state_dict(again, new, options=FLAT)
+            assert got.keys() == saved.keys()
+            assert not any(x.is_inference() for x in got.values() if isinstance(x, torch.Tensor))
+        set_optimizer_state_dict(again, new, saved, options=FLAT)
+        hook.remove()
+        assert_same(again.state_dict(), weights)
+        assert all(p.grad is None for p in again.parameters())
+        go_again()
+        if not get_first:
+            go()
+        assert_same(again.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("name", WITHOUT_STATE)
+def test_a_state_that_torch_cannot_get_is_refused_and_leaves_no_zeros(name):
+    model, opt, _ = asked(name)
+    said = rf"state of {name}, which has none .*opt\.state_dict"
+    with pytest.raises(RuntimeError, match=said):
+        get_optimizer_state_dict(model, opt)
+    with pytest.raises(RuntimeError, match=said):
+        set_optimizer_state_dict(model, opt, opt.state_dict())
+    assert opt.param_groups[0]["lr"] == opt.defaults["lr"]
+    assert all(p.grad is None for p in model.parameters())
+    assert not opt.state
+
+
+# ---------------------------------------------------------------- one dict, loaded twice
+@pytest.mark.parametrize("name", WITH_STATE | WITHOUT_STATE)
+def test_a_loaded_dict_stays_as_it_is(name):
+    """torch's classes write to its tensors."""
+    _, opt, go = asked(name)
+    go()
+    saved = through_file(opt.state_dict())
+    before = copy.deepcopy(saved["state"])
+    _, new, go_again = asked(name)
+    new.load_state_dict(saved)
+    theirs = {x.data_ptr() for x in optree.tree_leaves(saved["state"]) if is_tensor(x)}
+    mine = {x.data_ptr() for x in optree.tree_leaves([*new.state.values()]) if is_tensor(x)}
+    assert theirs.isdisjoint(mine)
+    go_again()
+    assert_same(saved["state"], before)
+
+
+def is_tensor(x):
+    return isinstance(x, torch.Tensor) and x.numel() > 0
+
+
+def test_counts_that_are_made_equal_stay_in_the_loaded_dict():
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    opt = adapters.Optimizer(params, accumulated, compile=False, lr=0.1)
+    step_object(opt, [[torch.ones(3)] * 2] * 2)
+    saved = through_file(opt.state_dict())
+    saved["state"][1]["mini_step"].zero_()
+    before = copy.deepcopy(saved["state"])
+    opt.load_state_dict(saved)
+    assert not opt.state[params[1]]["acc_grads"].any()
+    assert_same(saved["state"], before)
+
+
+def accumulated(lr):
+    return fo.accumulate(fo.sgd(lr), every=3)
 
 
 # ---------------------------------------------------------------- edits from outside
 @pytest.mark.parametrize(("pair", "edit"), edits(DROP_INS + GENERAL))
 def test_an_edit_counts_from_the_next_step(pair, edit):
     check_edit(pair, edit, EXACT)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_python_number_can_be_put_in_as_a_step_count(compile):
+    ends = []
+    for count in (100, torch.tensor(100.0)):
+        p = torch.nn.Parameter(torch.ones(3))
+        opt = adapters.AdamW([p], lr=0.1, compile=compile)
+        step_object(opt, [[torch.ones(3)]])
+        opt.state[p]["step"] = count
+        step_object(opt, [[torch.ones(3)]])
+        assert opt.state[p]["step"].item() == 101
+        ends.append(p.detach())
+    assert_same(*ends)
 
 
 def test_edited_state_of_half_precision_is_read():
