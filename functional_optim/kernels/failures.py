@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.private import of_compiler
 
@@ -41,9 +43,11 @@ def warn_failed(what: str, error: Exception, then: str = "") -> None:
 
 
 def line(error: Exception) -> str:
-    """An error in one line."""
+    """An error in one line, of 300 characters at most."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    if not text:
+        return type(error).__name__
+    return f"{type(error).__name__}: {textwrap.shorten(text[0], 300, placeholder=' …')}"
 
 
 def is_compile_error(error: Exception) -> bool:
