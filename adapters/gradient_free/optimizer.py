@@ -277,9 +277,9 @@ def evaluate(closure: Callable[[], Any]) -> Any:
 
 
 def number(loss: Any) -> Tensor:
-    """A closure's loss, 0-dim."""
+    """A closure's loss, 0-dim: a copy, as a CUDA graph returns the same memory each time."""
     check_loss(loss)
-    return tensor_of(loss).detach().reshape(())
+    return tensor_of(loss).detach().reshape(()).clone()
 
 
 class Described:

@@ -24,6 +24,7 @@ from functional_optim.estimators.protocol import (
     seen,
     shared,
 )
+from functional_optim.kernels import private
 from functional_optim.search.base import check_losses, evaluate
 
 LOOKS = {
@@ -48,17 +49,20 @@ LOOKS = {
 class Lazy(Tensor):
     """A tensor like p, with values that `make` returns, each time that an operation reads them.
 
-    It shares p's memory. Tied parameters are computed at each use. Operations of torch get plain
-    tensors.
+    It has no memory. Tied parameters are computed at each use. Operations of torch get plain
+    tensors: `__torch_function__` sees most calls, and `__torch_dispatch__` those of torch.func and
+    of other code below Python.
     """
 
     make: Callable[[], Tensor]
     looks: Tensor
+    kept: Tensor | None = None
+    """The values of which `data_ptr` has returned the address."""
 
     @staticmethod
     def __new__(cls, p: Tensor, make: Callable[[], Tensor]) -> Lazy:
         plain = p.detach()
-        self = plain.as_subclass(cls)
+        self = private.without_memory(cls, plain)
         self.make, self.looks = make, plain
         return self
 
@@ -70,8 +74,23 @@ class Lazy(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is Tensor.data_ptr:
+            (self,) = args
+            self.kept = self.make() if self.kept is None else self.kept
+            return self.kept.data_ptr()
         seen = looks if func in LOOKS else made
         plain, named = tree.map(seen, (args, kwargs or {}))
+        return func(*plain, **named)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        plain, named = tree.map(made, (args, kwargs or {}))
         return func(*plain, **named)
 
 
@@ -86,8 +105,9 @@ def made(x: Any) -> Any:
 
 
 def can_be_lazy(p: Tensor) -> bool:
-    """Is a leaf a plain tensor?"""
-    return type(p) in (Tensor, torch.nn.Parameter)
+    """Is a leaf a plain tensor, and does torch have some without memory?"""
+    plain = type(p) in (Tensor, torch.nn.Parameter) and p.layout is torch.strided
+    return plain and private.without_memory is not None
 
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -133,7 +153,8 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh) -> Estimato
 
                 return Lazy(p, make) if plain and can_be_lazy(p) else make()
 
-            return fn(tree.map_with_path(leaf, params))
+            # a copy: a CUDA graph returns the same memory each time
+            return fn(tree.map_with_path(leaf, params)).clone()
 
         every = [value(i, sign) for sign in (1, -1) for i in range(n)]
         return torch.stack([x.to(state.weights) for x in every])

@@ -154,11 +154,13 @@ def _polynomial(scheduler: torchs.PolynomialLR, base: Number, group: int) -> Sch
 
 
 def _cosine(scheduler: torchs.CosineAnnealingLR, base: Number, group: int) -> Schedule:
-    return of_step(_up_and_down, base, scheduler.eta_min, scheduler.T_max)
+    top = _value(scheduler.base_lrs[group])  # before a SequentialLR, or a OneCycleLR in it
+    return of_step(_up_and_down, base, top, scheduler.eta_min, scheduler.T_max)
 
 
-def _up_and_down(n: Any, base: Any, end: Any, steps: Any) -> Any:
-    return numeric.lerp(end, base, half_cosine(n / steps))  # up again after T_max
+def _up_and_down(n: Any, base: Any, top: Any, end: Any, steps: Any) -> Any:
+    """Down from the base, and after T_max up and down again below the top."""
+    return numeric.lerp(end, numeric.where(n <= steps, base, top), half_cosine(n / steps))
 
 
 def _restarts(scheduler: torchs.CosineAnnealingWarmRestarts, base: Number, group: int) -> Schedule:

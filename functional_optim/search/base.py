@@ -70,7 +70,8 @@ class Search(Reconstructible, SearchFunctions):
 
     Raises:
         TypeError: from `init`, for a leaf that is not a floating-point or complex tensor.
-        ValueError: from `tell`, unless there is one loss for each of `population` candidates.
+        ValueError: from `tell`, unless there is one real loss for each of `population` candidates;
+            for a state of another population.
 
     Example::
 
@@ -155,6 +156,13 @@ def method(
                 f"{name} takes the state that its init or tell returned, but got a "
                 f"{type(state).__name__}."
             )
+        for field, x in zip(state._fields, state, strict=True):
+            if "fitness" in field and x.dim() and len(x) != population:
+                raise ValueError(
+                    f"{name} has a population of {population}, but the state has {len(x)} "
+                    f"{field.removesuffix('_fitness')}; use the method that made the state, or "
+                    "start with init."
+                )
 
     def ask(state: Any) -> tuple[Any, Any]:
         check(state)
@@ -336,12 +344,17 @@ def check_positive(name: str, **values: Any) -> None:
 
 
 def check_losses(who: str, n: int, losses: Any) -> None:
-    """Raise ValueError unless there is a tensor with a loss for each of n candidates."""
+    """Raise ValueError unless there is a tensor with a real loss for each of n candidates."""
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (n,):
         found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
             f"{who} needs the losses of its {n} candidates as a tensor of shape ({n},), but got "
             f"{found}; fo.search.evaluate returns one."
+        )
+    if losses.is_complex():
+        raise ValueError(
+            f"{who} compares losses, which must be real, but got {losses.dtype}; take e.g. their "
+            "absolute values."
         )
 
 

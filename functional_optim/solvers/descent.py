@@ -22,6 +22,11 @@ Evaluate: TypeAlias = Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, Tensor]]
 "newton-cg" an `Objective`."""
 
 
+LARGEST = 0.99
+"""Share of the largest number of a dtype above which values have no minimum: their decrease ends
+because numbers do."""
+
+
 class DescentRules(NamedTuple):
     """How problems are solved. noise: a share of a value by which it may be wrong. eps: of x0's
     dtype."""
@@ -211,7 +216,8 @@ def _aim(
     decrease = s.at.f - at.f
     size = s.at.f.abs().maximum(at.f.abs()).clamp(min=1.0)
     status = torch.where(spent | (now.nit >= rules.maxiter), 0, RUNNING)
-    status = torch.where(moved & ~cut & (decrease <= rules.ftol * size), 2, status)
+    small = (decrease <= rules.ftol * size) & (size < LARGEST * torch.finfo(at.x.dtype).max)
+    status = torch.where(moved & ~cut & small, 2, status)
     status = torch.where(stuck & (s.model.pairs == 0) & ~spent, -2, status)
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(flat, 1, status)

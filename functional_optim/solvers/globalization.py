@@ -12,11 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from functional_optim.solvers.linear import SMALL, UNROLLED, System, norm, solve
+from functional_optim.core import modes
+from functional_optim.solvers.linear import SMALL, UNROLLED, System, none_of, norm, solve
 
 ACCEPTED = 1e-4
 """Ratio of actual to predicted decrease above which a step is accepted: MINPACK's."""
 EPS = torch.finfo(torch.float64).eps
+INEXACT = 1e-3
+"""Relative residual of the normal equations above which a second Gauss–Newton step, with more
+damping, is compared with the first."""
 BENT = 0.75
 """Largest ratio of acceleration to velocity of an accepted step: the paper's α."""
 
@@ -71,6 +75,13 @@ def dogleg(kind: str, system: System, D: Tensor, delta: Tensor) -> tuple[Tensor,
     rounding = EPS * (size if size > UNROLLED else 1)
     newton, found = solve(kind, system, torch.full_like(delta, rounding), D)
     g = system.g / D
+    if kind == "kernel":  # if J Jᵀ is singular, the step may have no digits
+        rest = system.pull(system.push(newton)) / D + g
+        lost = ~found | (norm(rest) > INEXACT * norm(g))
+        if modes.traced() or not none_of(lost):
+            safe, _ = solve(kind, system, torch.full_like(delta, EPS**0.5), D)
+            better = lost & (system.predicted(safe) > system.predicted(newton))
+            newton, found = torch.where(better.unsqueeze(-1), safe, newton), found | better
     square = (g * g).sum(-1)
     curvature = system.along(g / D)
     length = square.sqrt().clamp(min=SMALL)

@@ -58,6 +58,10 @@ class System(NamedTuple):
         u = self.push(p)
         return (u * u).sum(-1)
 
+    def predicted(self, p: Tensor) -> Tensor:
+        """The decrease of ½ ‖r + J p‖² by a step p: (...,)."""
+        return -(self.g * p).sum(-1) - 0.5 * self.along(p)
+
     def push(self, v: Tensor) -> Tensor:
         """J v."""
         if self.products is not None:

@@ -26,6 +26,8 @@ from functional_optim.solvers.slots import RUNNING
 
 FIRST_DAMPING = 1e-3
 """Of the first step, in units of D²: Nielsen's τ for a good starting point."""
+TRUSTED = 0.25
+"""Ratio of actual to predicted decrease above which a small one is convergence: scipy's."""
 CLIPS = 3
 """How often a step is recomputed after it has reached bounds."""
 
@@ -164,11 +166,11 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     running = s.status == RUNNING
     D = stepped(rules, s.D, s.r)
     system = _system(rules, problem, s)
-    p, found, near = _proposed(rules, system, s, D, data)
-    trial = data.box.inside(s.x + p.to(s.x.dtype))
+    end, found, near, held = _proposed(rules, system, s, D, data)
+    trial = data.box.inside(end)
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
     step = (trial - s.x).to(torch.float64)
-    predicted = -(s.g * step).sum(-1) - 0.5 * system.along(step)
+    predicted = system.predicted(step)
     actual, rho, accepted, r, at = _judged(rules, problem, s, data, trial, predicted)
     accepted = accepted & found  # finished problems have a step of 0, without a prediction
     length, size = norm(D * step), norm(D * s.x.to(torch.float64))
@@ -186,7 +188,9 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     by_x = near & found & (length <= rules.xtol * (rules.xtol + size))
     small = (predicted <= rules.ftol * s.cost) & (actual <= rules.ftol * s.cost)
     noise = (predicted <= rules.floor * s.cost) & (actual.abs() <= rules.floor * s.cost)
-    by_f = near & found & ((accepted & small) | noise)
+    by_f = found & ((accepted & small & (near | (rho > TRUSTED))) | (near & noise))
+    if held is not None:
+        by_x, by_f = by_x & ~held, by_f & ~held
     nfev = s.nfev + running
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
     status = torch.where(~accepted & (trial == s.x).all(-1), -2, status)
@@ -234,35 +238,47 @@ def _judged(
 
 def _proposed(
     rules: Rules, system: System, s: Progress, D: Tensor, data: Data
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A step, whether it was found, and whether it is nearly the Gauss–Newton step."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The end of a step, whether the step was found, and whether it is nearly the Gauss–Newton
+    step. Last, with bounds, whether a parameter is held, so that a short step is not convergence.
+    """
     if rules.method == "dogleg":
         p, found = dogleg(rules.kind, system, D, s.mu)
-        return p, p.isfinite().all(-1), found & (norm(D * p) < 0.95 * s.mu)
+        end = s.x + p.to(s.x.dtype)
+        return end, p.isfinite().all(-1), found & (norm(D * p) < 0.95 * s.mu), None
     if rules.method == "trf":
-        p, found = _clipped(system, s, D, data)
-    else:
-        p, found = linear.solve(rules.kind, system, s.mu, D)
-    return p, found, s.mu <= 1
+        end, found, held = _clipped(rules, system, s, D, data)
+        return end, found, s.mu <= 1, held
+    p, found = linear.solve(rules.kind, system, s.mu, D)
+    return s.x + p.to(s.x.dtype), found, s.mu <= 1, None
 
 
-def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor, Tensor]:
-    """A damped step of the free parameters. Parameters that reach a bound stop there, and the step
-    of the others is recomputed."""
+def _clipped(
+    rules: Rules, system: System, s: Progress, D: Tensor, data: Data
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The end of a damped step of the free parameters, and whether the step was found. Parameters
+    that reach a bound stop there, and the step of the others is recomputed.
+
+    Third, whether one is held: it stays at its bound, although the cost would decrease by more than
+    ftol if it alone moved inside.
+    """
     G, x = system.gram, s.x
     assert G is not None
     fixed = outward(x, s.g, data)
-    p = torch.zeros_like(s.g)
+    p, end = torch.zeros_like(s.g), x
     found = torch.ones_like(s.mu, dtype=torch.bool)
+    held = ~found
+    least = 2 * rules.ftol * s.cost.unsqueeze(-1)
+    useful = s.g * s.g > least * G.diagonal(dim1=-2, dim2=-1)
     for _ in range(CLIPS):
         free = (~fixed).to(G.dtype)
         g = (s.g + (G * torch.where(fixed, p, 0.0).unsqueeze(-2)).sum(-1)) * free
         masked = G * free.unsqueeze(-1) * free.unsqueeze(-2) + torch.diag_embed(1 - free)
         step, found = linear.solve("cholesky", System(s.r, g, gram=masked), s.mu, D)
         p = torch.where(fixed, p, step)
-        end = x + p.to(x.dtype)
-        inside = data.box.inside(end)
-        hit = ~fixed & (inside != end)
-        stopped = (inside - x).to(G.dtype)
-        p, fixed = torch.where(hit, stopped, p), fixed | hit
-    return p, found
+        ahead = torch.where(fixed, end, x + p.to(x.dtype))
+        end = data.box.inside(ahead)  # x + (bound − x) may be another number than the bound
+        hit = ~fixed & (end != ahead)
+        held = held | (hit & (end == x) & useful).any(-1)
+        p, fixed = torch.where(hit, (end - x).to(G.dtype), p), fixed | hit
+    return end, found, held

@@ -54,7 +54,8 @@ class Objective:
     def __call__(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """Values, (B,), and gradients, (B, n), in float64."""
         f, g = self._derived(x, args)
-        return f.detach().to(torch.float64), g.detach().to(torch.float64)
+        f = f.detach().to(torch.float64, copy=not self.batched)  # fun may return it each time
+        return f, g.detach().to(torch.float64)
 
     def together(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """The same of many problems, as transforms of torch.func, in the dtype of x."""

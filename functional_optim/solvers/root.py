@@ -208,7 +208,8 @@ def _by_squares(
     fun: Callable[..., Any], taken: SolverInput, rules: newton.NewtonRules, problem: Problem,
     how: dict[str, Any],
 ) -> tuple[newton.NewtonProgress, IterateHistory | None]:  # fmt: skip
-    """The least sum of squares, which must be a root: Newton's next step is short there."""
+    """The least sum of squares, which must be a root: Newton's next step is short there, or, as
+    a singular Jacobian has no such step, values are what a change of x by xtol can cause."""
     found = least_squares(
         fun, taken.x0, taken.args, ftol=0.0, xtol=rules.xtol, gtol=0.0, max_nfev=rules.max_nfev,
         batched=problem.batched, implicit=False, **how,
@@ -219,7 +220,9 @@ def _by_squares(
         p = newton.solved(columns, -F)
         near = math.sqrt(rules.xtol)
         zero = (F == 0).all(-1)
-        good = norm(p) <= near * (near + norm(x.to(p.dtype)))
+        size = norm(x.to(p.dtype))
+        small = norm(F) <= rules.xtol * norm(columns.flatten(1)) * size
+        good = small | (norm(p) <= near * (near + size))
         status = torch.as_tensor(found.status, device=x.device).reshape(-1)
         status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
         counts = (found.nfev, found.njev, found.nit)

@@ -136,8 +136,7 @@ def tried(at: Here, fn: Any, p: Tensor, found: Tensor) -> Tried:
     if not (trial.requires_grad or modes.traced()):  # a closure's tensors would stay in the state
         r = r.detach()
     wide = step.to(torch.float64)
-    predicted = -(at.system.g * wide).sum() - 0.5 * at.system.along(wide)
-    rho = ratio(at.cost - 0.5 * (r * r).sum(), predicted)
+    rho = ratio(at.cost - 0.5 * (r * r).sum(), at.system.predicted(wide))
     return Tried(step, rho, found & (rho > ACCEPTED))
 
 

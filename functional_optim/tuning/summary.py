@@ -416,8 +416,9 @@ def _kept(part: Any, state: Any, above: str, known: dict[str, Tensor]) -> Iterat
         rest = (state.step, *state.carry.values(), *state.hyper.values())
         yield from [StateTensor(part, None, "", x, number=True) for x in rest]
     elif isinstance(state, Tensor):
-        ends = [path for path in known if f".{above}".endswith(f".{path}") and path]
-        lone = "" in known and known[""].shape == state.shape
+        alike = [path for path, p in known.items() if p.shape == state.shape]
+        ends = [path for path in alike if f".{above}".endswith(f".{path}") and path]
+        lone = "" in alike
         path = max(ends, key=len, default="" if lone else None)
         name = above.removesuffix(f".{path}").strip(".")
         yield StateTensor(part, path, name, state, number=path is None and state.dim() == 0)

@@ -294,3 +294,15 @@ def test_lightning_trains_and_resumes_with_it(pl, automatic, tmp_path):
     _, resumed = fit(2, tmp_path / "half.ckpt")
     assert equal(resumed, whole)
     assert not equal(half, whole)
+
+
+@pytest.mark.parametrize("name", ["cma_es", "spsa"])
+def test_closures_may_return_the_same_memory_each_time(name):
+    """As a captured CUDA graph does."""
+    plain, same, memory = model_of(), model_of(), torch.zeros(())
+    a, b = [made(name, model.parameters()) for model in (plain, same)]
+    steps(a, plain, 3)
+    for _ in range(3):
+        b.step(lambda: memory.copy_(loss_of(same)))
+    assert equal(values(plain), values(same))
+    assert not equal(values(plain), values(model_of()))

@@ -356,3 +356,17 @@ def test_a_reach_that_has_fallen_to_zero_estimates_nothing(make):
     (_, after), _ = est.value_and_grad(lambda x: x @ x)(state, x)
     assert (before != 0).any()
     assert torch.equal(after, torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "est",
+    [fo.mezo(), fo.spsa(batched=False), fo.es_gradient(population=4, sigma=0.1, batched=False)],
+    ids=lambda est: est.name,
+)
+def test_losses_may_be_in_the_same_memory_each_time(est):
+    params, memory = make_params(), torch.zeros((), dtype=torch.float64)
+    state = est.init(params)
+    plain = est.value_and_grad(quartic)(state, params)
+    same = est.value_and_grad(lambda p: memory.copy_(quartic(p)))(state, params)
+    assert_same(same, plain)
+    assert float(vector(plain[0][1]).norm()) > 0.1

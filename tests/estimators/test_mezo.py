@@ -1,5 +1,6 @@
 """MeZO: a leaf of noise at a time, weights that do not drift, and runs made again from scalars."""
 
+import ctypes
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import functional_optim as fo
 from functional_optim import estimators
 from functional_optim.estimators.pairs import Lazy
+from functional_optim.kernels import private
 
 
 class Peak(TorchDispatchMode):
@@ -122,6 +124,55 @@ def test_a_lazy_parameter_is_made_wherever_it_is_read():
     with torch.no_grad():
         a, b = [torch.func.functional_call(attention, t, (q, q, q))[0] for t in (lazy, eager)]
     assert torch.equal(a, b)
+
+
+def cubes(w):
+    return (w**3).sum()
+
+
+READ_BELOW_PYTHON = {
+    "vmap": lambda w: torch.vmap(cubes)(w).sum(),
+    "grad": lambda w: torch.func.grad(cubes)(w).sum(),
+    "vjp": lambda w: torch.func.vjp(cubes, w)[0],
+    "jacrev": lambda w: torch.func.jacrev(cubes)(w).sum(),
+    "functionalize": lambda w: torch.func.functionalize(cubes)(w),
+    "script": lambda w: torch.jit.trace(cubes, (torch.zeros(3, 4),))(w),
+    "copy": lambda w: w.new_tensor(w).sum(),
+    "address": lambda w: torch.tensor(sum((ctypes.c_float * 12).from_address(w.data_ptr()))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct", "ignore:`torch.jit")
+@pytest.mark.parametrize("name", READ_BELOW_PYTHON)
+@pytest.mark.parametrize(
+    "est", [fo.mezo(eps=0.1), fo.spsa(c=0.1, batched=False)], ids=lambda e: e.name
+)
+def test_lazy_parameters_are_perturbed_for_code_below_python(name, est):
+    params = {"w": torch.linspace(1, 2, 12).reshape(3, 4)}
+    loss_fn, state = READ_BELOW_PYTHON[name], est.init(params, 1)
+    (value, grads), _ = est.value_and_grad(lambda p: loss_fn(p["w"]))(state, params)
+    candidates, asked = est.ask(state, params)
+    losses = torch.stack([loss_fn(w.clone()) for w in candidates["w"]])
+    told = est.gradient(est.tell(candidates, losses, asked)[1], params)
+    assert float(grads["w"].norm()) > 1
+    torch.testing.assert_close(grads, told, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(value, losses.mean().to(value), rtol=1e-5, atol=0)
+
+
+def test_without_tensors_that_have_no_memory_parameters_are_computed_first(monkeypatch):
+    params = {"w": torch.linspace(1, 2, 12).reshape(3, 4)}
+    est = fo.mezo(eps=0.1)
+    seen = []
+
+    def loss_fn(p):
+        seen.append(type(p["w"]))
+        return cubes(p["w"])
+
+    one = est.value_and_grad(loss_fn)(est.init(params), params)
+    monkeypatch.setattr(private, "without_memory", None)
+    other = est.value_and_grad(loss_fn)(est.init(params), params)
+    assert seen == [Lazy, Lazy, torch.Tensor, torch.Tensor]
+    assert_same(one, other)
 
 
 def test_a_thousand_steps_without_a_learning_rate_leave_bfloat16_as_it_was():

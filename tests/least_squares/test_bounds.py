@@ -158,3 +158,25 @@ def test_trees_and_bounds_of_each_problem():
     assert not found.active_mask["rest"].any()
     free = fo.least_squares(decay, x0, (y,), batched=True)
     assert torch.allclose(found.x["a"][[0, 2], 0], free.x[[0, 2], 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_linear_problems_end_at_their_minima_also_in_float32(compile):
+    """A step of coupled parameters may lead one out of the box that alone would move inside."""
+    gen = torch.Generator().manual_seed(1)
+    n, m, many = 6, 9, 400
+    A = torch.randn(many, m, n, generator=gen) * torch.randn(many, 1, n, generator=gen).exp()
+    b = 3 * torch.randn(many, m, generator=gen)
+    low, high = -torch.rand(many, n, generator=gen), torch.rand(many, n, generator=gen)
+    x0 = low + (high - low) * torch.rand(many, n, generator=gen)
+
+    def fun(x, A, b):
+        return A @ x - b
+
+    found = fo.least_squares(fun, x0, (A, b), bounds=(low, high), batched=True, compile=compile)
+    assert bool(found.success.all())
+    wide = [x.double().numpy() for x in (A, b, low, high)]
+    least = [
+        optimize.lsq_linear(A, b, (u, v), tol=1e-12).cost for A, b, u, v in zip(*wide, strict=True)
+    ]
+    assert bool((found.cost.numpy() <= np.array(least) * (1 + 1e-4)).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import functional_optim as fo
 from functional_optim.solvers import linear
 from functional_optim.solvers.linear import System
 
@@ -94,3 +95,45 @@ def test_a_large_gram_matrix_is_whole_and_that_of_its_batch(n):
     assert all(
         torch.equal(linear.gram(one[None])[0], known) for one, known in zip(columns, G, strict=True)
     )
+
+
+def dependent(x):  # three residuals of four parameters, of which two cannot vanish together
+    s = x[0] + x[1]
+    return torch.stack([s - 3, 2 * s - 7, x[2] * x[3] - 1])
+
+
+def tall(x):
+    t = torch.linspace(0, 3, 40, dtype=torch.float64)
+    return x[0] * torch.exp(-x[1] * t) + x[2] - 2.5 * torch.exp(-1.3 * t) - 0.3 * (9 * t).sin()
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"batched": True}, {"batched": True, "compile": True}], ids=str
+)
+@pytest.mark.parametrize(
+    ("fun", "x0"),
+    [(dependent, (0.5, 0.8, 1.1, 1.5)), (tall, (1.0, 1.0, 0.0))],
+    ids=["wide", "tall"],
+)
+def test_dogleg_steps_are_right_if_the_kernel_is_singular(fun, x0, how):
+    start = torch.tensor(x0, dtype=torch.float64)
+    exact = fo.least_squares(fun, start, method="dogleg", linear_solver="qr")
+    start = start.expand(2, -1).clone() if how else start
+    found = fo.least_squares(fun, start, method="dogleg", linear_solver="kernel", **how)
+    assert bool(torch.as_tensor(found.success).all())
+    cost, nfev = found.cost.reshape(-1), torch.as_tensor(found.nfev)
+    assert torch.allclose(cost, exact.cost, rtol=1e-9)
+    assert bool((found.optimality < 1e-4).all())
+    assert int(nfev.max()) <= exact.nfev + 2
+
+
+def test_steps_of_the_transformation_are_right_if_the_kernel_is_singular():
+    ends = {}
+    for kind in ("kernel", "cholesky"):
+        tx, x = fo.dogleg(linear_solver=kind), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+        state = tx.init(x)
+        for _ in range(6):
+            updates, state = tx.update(None, state, x, residual_fn=tall)
+            x = fo.apply_updates(x, updates)
+        ends[kind] = x
+    assert torch.allclose(ends["kernel"], ends["cholesky"], rtol=1e-6)

@@ -23,3 +23,20 @@ def test_a_known_minimum_is_found(name, method):
     )  # fmt: skip
     square = 2 * float(found.cost)
     assert any(square == pytest.approx(x, rel=1e-5, abs=1e-12) for x in minima), found
+
+
+LARGE_RESIDUALS = [
+    "freudenstein and roth (2)",
+    "jennrich and sampson (6)",
+    "trigonometric (26)",
+    "chebyquad, 8 (35)",
+]
+"""At the minimum Gauss–Newton steps lead away, so that no step near one is accepted."""
+
+
+@pytest.mark.parametrize("name", LARGE_RESIDUALS)
+def test_minima_with_large_residuals_are_successes(name):
+    fun, start, minima = PROBLEMS[name]
+    found = fo.least_squares(fun, torch.tensor(start, dtype=torch.float64), method="dogleg")
+    assert (found.status, found.success) == (2, True)
+    assert any(2 * float(found.cost) == pytest.approx(x, rel=1e-5) for x in minima), found

@@ -45,3 +45,16 @@ def test_a_decay_with_outliers_is_found(loss):
     found = fo.least_squares(decay, x0, loss=loss, f_scale=0.1, max_nfev=1000)
     assert found.status > 0
     torch.testing.assert_close(found.x, x0.new_tensor([2.5, 1.3, 0.5]), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("how", [{}, {"bounds": (None, 9.0)}], ids=["free", "bounds"])
+def test_a_loss_that_bends_the_other_way_ends_with_success(how, compile):
+    """Damping stays large: the curvature of the loss at 1 is not in the model."""
+    x0 = torch.tensor([[1.0, 5.0], [0.5, 5.0]], dtype=torch.float64)
+    found = fo.least_squares(
+        lambda x: torch.stack([x[0] ** 2 + 1, x[1] - 5]), x0, loss="huber", f_scale=0.3,
+        batched=True, compile=compile, **how,
+    )  # fmt: skip
+    assert found.status.tolist() == [2, 2]
+    assert torch.allclose(found.cost, found.cost.new_tensor(0.255), rtol=1e-8)

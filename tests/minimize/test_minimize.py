@@ -232,3 +232,27 @@ def test_a_path_bent_by_bounds_is_not_taken_for_the_end(method):
     found = solved(x0, method)
     polished = solved(found.x, "l-bfgs-b", gtol=1e-9)
     assert bool((found.fun - polished.fun <= 1e-5 * found.fun.clamp(min=1)).all())
+
+
+@pytest.mark.parametrize("method", METHODS[:-1])
+def test_a_function_may_return_the_same_memory_each_time(method):
+    """As the functions of torch.cuda.make_graphed_callables do, and their gradients."""
+    value, slope = torch.zeros((), dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+
+    class Static(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            g, f = torch.func.grad_and_value(rosenbrock)(x)
+            ctx.save_for_backward(g)
+            return value.copy_(f).view(())
+
+        @staticmethod
+        def backward(ctx, *grads):
+            return slope.copy_(ctx.saved_tensors[0] * grads[0])
+
+    x0 = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    plain = fo.minimize(rosenbrock, x0, method=method)
+    same = fo.minimize(Static.apply, x0, method=method)
+    assert torch.equal(same.x, plain.x)
+    assert (same.status, same.nfev) == (plain.status, plain.nfev)
+    assert float(plain.fun) < 1e-8

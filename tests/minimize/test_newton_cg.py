@@ -140,3 +140,11 @@ def test_under_torch_func_and_for_functions_without_curvature():
     assert bool(torch.func.grad(outer)(a).isfinite().all())
     flat = solved(lambda x: x.sum() * 0.0 + 1.0, torch.ones(2, dtype=torch.float64))
     assert (flat.status, flat.nhev) == (1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_function_without_a_minimum_is_no_success(dtype):
+    """Its decrease ends at the smallest number of the dtype."""
+    found = solved(lambda x: x.sum(), torch.ones(2, dtype=dtype))
+    assert float(found.fun) < -3e38
+    assert (found.status, found.success) == (-2, False)

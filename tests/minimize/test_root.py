@@ -216,6 +216,21 @@ def test_a_least_sum_of_squares_is_no_root(name, method):
     assert (found.status, found.success) == (-2, False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_root_with_a_singular_jacobian_is_one(compile, dtype):
+    """Newton's step does not exist, or is long: values are as small as they can be."""
+
+    def same_lines(x):
+        s = x[0] + x[1]
+        return torch.stack([s - 3, 2 * s - 6])
+
+    x0 = torch.tensor([[0.0, 0.0], [0.1, 0.3], [4.0, -2.0]], dtype=dtype)
+    found = fo.root(same_lines, x0, method="lm", batched=True, compile=compile)
+    assert bool(found.success.all())
+    assert bool((found.x.sum(-1) - 3 < 1e-6).all())
+
+
 @pytest.mark.parametrize(
     "solver", [fo.minimize, fo.root, fo.least_squares], ids=lambda f: f.__name__
 )

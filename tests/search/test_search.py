@@ -276,3 +276,26 @@ def test_the_transformation_sees_the_tree():
     center = search.center(run(method, method.init(params())))
     assert_same(center["a"], params()["a"])
     assert not torch.equal(center["c"][0], params()["c"][0])
+
+
+@NAMES
+def test_complex_losses_are_refused(name):
+    method = make(name)
+    candidates, state = method.ask(method.init(params()))
+    losses = torch.ones(method.population, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"losses, which must be real, but got torch\.complex64"):
+        method.tell(candidates, losses, state)
+
+
+@pytest.mark.parametrize(
+    ("make", "members"),
+    [
+        (lambda n: search.differential_evolution(n, 0.5), "members"),
+        (lambda n: search.annealing(n, 0.5, 0.1), "walkers"),
+    ],
+    ids=["differential_evolution", "annealing"],
+)
+def test_a_state_of_another_population_is_refused(make, members):
+    state = make(8).init(params())
+    with pytest.raises(ValueError, match=f"a population of 6, but the state has 8 {members}; use"):
+        make(6).ask(state)

@@ -216,3 +216,13 @@ def test_without_matplotlib_an_error_says_what_to_do(monkeypatch):
 def test_bad_input_raises_at_once(history, error, match):
     with pytest.raises(error, match=match):
         fo.report(history)
+
+
+@pytest.mark.parametrize(
+    ("tx", "name"), [(fo.lbfgs(), "d"), (fo.levenberg_marquardt(), "step")], ids=["d", "step"]
+)
+def test_tensors_with_the_name_of_a_parameter_are_not_its_state(tx, name):
+    """The vectors of L-BFGS and step counts belong to all parameters."""
+    tables = [fo.summary(tx, {key: torch.ones(3), "w": torch.ones(10)}) for key in (name, "c")]
+    assert [row.bytes for row in tables[0].rows] == [0, 0]
+    assert tables[0].shared == tables[1].shared > 0
