@@ -166,8 +166,7 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     running = s.status == RUNNING
     D = stepped(rules, s.D, s.r)
     system = _system(rules, problem, s)
-    end, found, near, held = _proposed(rules, system, s, D, data)
-    trial = data.box.inside(end)
+    trial, found, near, held = _proposed(rules, system, s, D, data)
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
     step = (trial - s.x).to(torch.float64)
     predicted = system.predicted(step)

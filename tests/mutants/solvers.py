@@ -84,8 +84,8 @@ MUTANTS = [
         "test_bounds.py",
         (
             "a trial leaves the bounds",
-            "trial = data.box.inside(s.x + p.to(s.x.dtype))",
-            "trial = s.x + p",
+            "end = data.box.inside(ahead)",
+            "end = ahead",
         ),
         (
             "parameters at a bound count for gtol",
@@ -153,7 +153,7 @@ MUTANTS = [
     Mutant(
         "frozen leaves have columns",
         "functional_optim/core/chain.py",
-        "extra[name] = narrow(extra[name], filled(params), lambda x: cut(params, x)[1])",
+        "extra = narrowed(extra, filled(params), lambda x: cut(params, x)[1])",
         "pass",
         (f"{TESTS}/test_residual_steps.py -k frozen",),
     ),
