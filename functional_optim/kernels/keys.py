@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
     """
     if isinstance(fn, Tensor):
         return Keep(fn)
-    if isinstance(fn, Number) and not isinstance(fn, int):
+    if issubclass(type(fn), Number) and not issubclass(type(fn), int):
         return (type(fn), repr(fn))  # 0.0 and -0.0 are equal
     if id(fn) in above:
         return (Keep, above.index(id(fn)))
@@ -41,9 +40,9 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (functools.partial, *[static_key(x, inside) for x in parts])
     if type(fn) is dict:
         return (dict, *[static_key(pair, inside) for pair in fn.items()])
-    if is_dataclass(fn) and not isinstance(fn, type):
-        fields = [(x.name, static_key(getattr(fn, x.name), inside)) for x in dataclass_fields(fn)]
-        return (type(fn), *fields)
+    if not isinstance(fn, type) and is_dataclass(fn):
+        names = [x.name for x in fields(fn)]
+        return (type(fn), *[(name, static_key(getattr(fn, name), inside)) for name in names])
     if _is_record(fn):  # which a recipe may define at each call
         return (type, fn.__module__, fn.__qualname__, fn._fields, repr(fn._field_defaults))
     if type(fn) is list or isinstance(fn, tuple):

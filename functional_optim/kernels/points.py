@@ -194,7 +194,7 @@ def _power(b: Any, n: Node, x: str, e: str) -> str:
     if isinstance(known, (int, float)) and math.isfinite(known):
         if n.dtype is torch.float32 and known == 1 / 3:
             return b.power(x, known)  # a cube root
-        exponent = torch.tensor(known, dtype=n.dtype, device="cpu").item()  # as ATen rounds it
+        exponent = float(torch.tensor(known, dtype=n.dtype, device="cpu"))  # as ATen rounds it
         if not exponent.is_integer():
             return b.power(x, exponent)
         e = b.const(exponent)
