@@ -122,7 +122,7 @@ def _name(x: Any) -> Any:
 
 
 _shared: dict[Any, Variant] = {}
-"""The graphs that all steps of one key use, those used last at the end."""
+"""The graphs that all steps of one key use, the newest last."""
 
 MOST = 256
 """Graphs that are kept for steps that may not exist yet."""
@@ -246,14 +246,17 @@ class WholeStep:
 
     def _variant(self, plan: TracePlan, look: Any, params: Any, lifted: bool) -> Variant:
         key = (plan.key, lifted, look)
-        variants = _shared if plan.shared else self.own
-        found = variants.pop(key, None)
+        found = self.own.get(key)
         if found is None:
-            fits = not (lifted and plan.numbers) or _same_state(self.tx, plan, params)
-            found = Variant(plan.build, fits)
-        variants[key] = found
-        if len(_shared) > MOST:
-            del _shared[next(iter(_shared))]
+            found = _shared.get(key) if plan.shared else None
+            if found is None:
+                fits = not (lifted and plan.numbers) or _same_state(self.tx, plan, params)
+                found = Variant(plan.build, fits)
+            self.own[key] = found
+            if plan.shared:
+                _shared[key] = found
+                while len(_shared) > MOST:
+                    _shared.pop(next(iter(_shared)), None)
         return found
 
     def _numbers(self, device: torch.device) -> list[list[Tensor]]:

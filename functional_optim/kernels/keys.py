@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import types
-from dataclasses import fields, is_dataclass
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -40,9 +39,6 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (functools.partial, *[static_key(x, inside) for x in parts])
     if type(fn) is dict:
         return (dict, *[static_key(pair, inside) for pair in fn.items()])
-    if not isinstance(fn, type) and is_dataclass(fn):
-        names = [x.name for x in fields(fn)]
-        return (type(fn), *[(name, static_key(getattr(fn, name), inside)) for name in names])
     if _is_record(fn):  # which a recipe may define at each call
         return (type, fn.__module__, fn.__qualname__, fn._fields, repr(fn._field_defaults))
     if type(fn) is list or isinstance(fn, tuple):

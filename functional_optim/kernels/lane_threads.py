@@ -29,6 +29,7 @@ typedef int64_t I; /* also a mask: 0 or -1 */
 #define __builtin_convertvector(x, T) ((T)(x))
 #define __builtin_inf() __longlong_as_double(0x7ff0000000000000LL)
 #define __builtin_nan(x) __longlong_as_double(0x7ff8000000000000LL)
+#define unseen_zero 0
 
 /* memory of a thread; distances are those between vectors of eight numbers */
 struct Scratch { char* memory; char* operator+(int64_t x) const { return memory + x / 8; } };

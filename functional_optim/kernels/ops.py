@@ -297,6 +297,8 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
             near = place == 1 and op.partition(".")[0] in NEAR
             dtype = opmath(widest) if near else widest
             text, old = b.cast(text, old, dtype), dtype
+        if b.dtype.is_floating_point and _is_truncated(x):
+            text = b.hidden(text)
         return b.cast(text, old, b.dtype)
 
     widest = _widest(node.operands(), shaped=True)

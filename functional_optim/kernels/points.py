@@ -195,7 +195,7 @@ def _power(b: Any, n: Node, x: str, e: str) -> str:
         if n.dtype is torch.float32 and known == 1 / 3:
             return b.power(x, known)  # a cube root
         exponent = float(torch.tensor(known, dtype=n.dtype, device="cpu"))  # as ATen rounds it
-        if not exponent.is_integer():
+        if math.isfinite(exponent) and not exponent.is_integer():
             return b.power(x, exponent)
         e = b.const(exponent)
     return b.call("pow", x, e)

@@ -220,9 +220,10 @@ def _by_squares(
         p = newton.solved(columns, -F)
         near = math.sqrt(rules.xtol)
         zero = (F == 0).all(-1)
-        size = norm(x.to(p.dtype))
-        small = norm(F) <= rules.xtol * norm(columns.flatten(1)) * size
-        good = small | (norm(p) <= near * (near + size))
+        wide = x.to(p.dtype)
+        change = (columns.abs() * wide.abs().unsqueeze(-1)).sum(-2)  # of values, by one of x
+        small = (F.abs() <= rules.xtol * change).all(-1)
+        good = small | (norm(p) <= near * (near + norm(wide)))
         status = torch.as_tensor(found.status, device=x.device).reshape(-1)
         status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
         counts = (found.nfev, found.njev, found.nit)
