@@ -56,7 +56,8 @@ class TreeGroup:
             *above, key = path.split(".")
             if key not in shared or "carry" not in above:
                 return leaf
-            return next((x[path].clone() for x in known if path in x), leaf)
+            found = next((x[path] for x in known if path in x), leaf)
+            return found.to(leaf.device, leaf.dtype, copy=True)
 
         return tree.with_leaves(fresh, [begun(path, leaf) for path, leaf in tree.items(fresh)])
 

@@ -255,8 +255,8 @@ class WholeStep:
             self.own[key] = found
             if plan.shared:
                 _shared[key] = found
-                while len(_shared) > MOST:
-                    _shared.pop(next(iter(_shared)), None)
+                for old in [*_shared][:-MOST]:
+                    _shared.pop(old, None)
         return found
 
     def _numbers(self, device: torch.device) -> list[list[Tensor]]:

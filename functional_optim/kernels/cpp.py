@@ -116,8 +116,8 @@ class Cpp:
         return f"pow_of({x}, {e.hex()})"
 
     def hidden(self, x: str) -> str:
-        """Of a float that becomes an integer and a float again g++ removes the digits only, so that
-        zeros keep their sign."""
+        """An integer that was a float. Where it becomes a float again, g++ would remove the digits
+        only, so that zeros keep their sign."""
         return f"({x} ^ {self.once('unseen_zero')})"
 
     def noise(self, key: str, low: str, high: str, place: str) -> str:

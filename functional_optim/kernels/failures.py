@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.private import of_compiler
 
@@ -47,7 +45,8 @@ def line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     if not text:
         return type(error).__name__
-    return f"{type(error).__name__}: {textwrap.shorten(text[0], 300, placeholder=' …')}"
+    short = text[0] if len(text[0]) <= 300 else text[0][:300].rsplit(" ", 1)[0] + " …"
+    return f"{type(error).__name__}: {short}"
 
 
 def is_compile_error(error: Exception) -> bool:

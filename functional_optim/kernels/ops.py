@@ -183,12 +183,17 @@ def _example(x: Any) -> Any:
 
 
 def _is_truncated(node: Node) -> bool:
-    """Whether an integer is made of a float."""
-    while kind(node.op) == "view" or node.op in SAME:
-        node = node.args[0]
-    if node.op != CAST or node.dtype.is_floating_point or node.dtype is torch.bool:
-        return False
-    return node.args[0].dtype.is_floating_point
+    """Whether an integer follows from a float."""
+    seen, waiting = set[Node](), [node]
+    while waiting:
+        x = waiting.pop()
+        if x in seen or x.dtype.is_floating_point or x.dtype is torch.bool:
+            continue
+        seen.add(x)
+        if x.op == CAST and x.args[0].dtype.is_floating_point:
+            return True
+        waiting += x.operands()
+    return False
 
 
 def _rounded(x: Any, node: Node) -> Any:
