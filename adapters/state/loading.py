@@ -347,14 +347,9 @@ def _check_whole(
     if like and like.keys().isdisjoint(kept):
         return [f"{where} has {listed(sorted(map(str, kept)))}, but needs {listed(sorted(like))}"]
     why = {key: misfit(kept[key], like[key]) for key in like.keys() & kept.keys()}
-    fit = {key: like[key] for key, fault in why.items() if not fault}
-    kept.update(
-        {
-            key: x.new_tensor(kept[key])
-            for key, x in fit.items()
-            if not isinstance(kept[key], torch.Tensor)
-        }
-    )
+    for key, fault in why.items():
+        if not (fault or isinstance(kept[key], torch.Tensor)):
+            kept[key] = like[key].new_tensor(kept[key])
     return [f"{key} of {where} {fault}" for key, fault in sorted(why.items()) if fault]
 
 

@@ -67,31 +67,22 @@ class Lazy(Tensor):
         return self
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.data_ptr:
             (self,) = args
             self.kept = self.make() if self.kept is None else self.kept
             return self.kept.data_ptr()
-        seen = looks if func in LOOKS else made
-        plain, named = tree.map(seen, (args, kwargs or {}))
-        return func(*plain, **named)
+        return _called(func, looks if func in LOOKS else made, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        plain, named = tree.map(made, (args, kwargs or {}))
-        return func(*plain, **named)
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _called(func, made, args, kwargs)
+
+
+def _called(func: Any, seen: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+    """Call a function of torch. seen: what it gets of a lazy tensor."""
+    plain, named = tree.map(seen, (args, kwargs or {}))
+    return func(*plain, **named)
 
 
 def looks(x: Any) -> Any:

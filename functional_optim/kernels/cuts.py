@@ -240,7 +240,8 @@ class Plan:
                 nest.stores.append((i, value))
 
     def _fewer(self, axes: tuple[int, ...]) -> int:
-        """By how many axes a value has less: loops read old values of the same or fewer axes."""
+        """How many axes a value lacks. A loop may read old values with as many axes or fewer, so
+        these are written later."""
         return len(self.every) - len(axes)
 
     def _step_of_whole(self, phase: int) -> int:

@@ -49,8 +49,8 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
 
 
 def _is_value(x: Any) -> bool:
-    """Whether an object is known by what it is equal to, which others of its class may ignore in
-    part."""
+    """Whether objects that are equal to this one hold the same numbers. Those of other packages may
+    compare a part of what they hold."""
     if type(x).__eq__ is not object.__eq__ and type(x).__module__.partition(".")[0] not in OWN:
         return False
     try:

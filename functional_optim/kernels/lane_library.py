@@ -222,12 +222,13 @@ def _agrees(
     states[0].copy_(x)
     known = [y.double() for y in (x, *data, *values[0]) if y.is_floating_point()]
     size = max([float(y[y.isfinite()].abs().max()) for y in known if y.isfinite().any()], default=0)
-    near = (1e-3 if x.dtype is torch.float32 else 1e-6) * (1 + size)  # what cancels is rounding
+    rounding = 1e-3 if x.dtype is torch.float32 else 1e-6
+    small = rounding * (1 + size)  # what is left where numbers cancel
     for k, expected in enumerate(values):
         made.run(states, data, captured, begins=k == 0, most=1)
         for mine, other in zip(states, expected, strict=True):
             if other.is_floating_point() and not torch.allclose(
-                mine.double(), other.double(), rtol=near, atol=near, equal_nan=True
+                mine.double(), other.double(), rtol=rounding, atol=small, equal_nan=True
             ):
                 return False
     return True

@@ -288,7 +288,7 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
     if op not in POINT:
         raise Unsuitable(f"the operation {op}", node.rule)
     b.dtype = computed_in(node)
-    condition = CHOICES.get(op)
+    condition, widest = CHOICES.get(op), _widest(node.operands(), shaped=True)
 
     def operand(x: Any, place: Any) -> str | None:
         if x is None:
@@ -305,8 +305,6 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
         if b.dtype.is_floating_point and _is_truncated(x):
             text = b.hidden(text)
         return b.cast(text, old, b.dtype)
-
-    widest = _widest(node.operands(), shaped=True)
 
     given = [operand(x, i) for i, x in enumerate(node.args)]
     named = {key: operand(x, key) for key, x in node.kwargs.items() if key in NAMED}
