@@ -220,10 +220,10 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
     numeric.check_count("rollback", 1, steps=steps)
     unknown = modes.traced()
     most = len(state.past) if unknown else int(state.kept.min())
-    if not 1 <= steps <= most:
+    if steps > most:
         raise ValueError(
-            f"rollback can take back 1 to {most} steps, but got steps={steps}; "
-            "keep_snapshots(tx, last=…) says how many are kept."
+            f"rollback can undo {most} step{'s' * (most != 1)} of this state, but got "
+            f"steps={steps}; keep_snapshots(tx, last=…) says how many are kept."
         )
     there = state.past[steps - 1]
     left = state.past[steps:]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base
+from functional_optim.core import base, modes
 from functional_optim.core.calls import check_step_function
 from functional_optim.core.chain import MixedChain, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
@@ -133,7 +133,7 @@ def _by_condition(
     check_step_function(name, "condition", should)
 
     def scalars(t, carry):
-        opened = numeric.float64(should(t - 1))
+        opened = numeric.at(should, t)
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     update = _emptied if empties else unchanged
@@ -354,8 +354,8 @@ def accumulate(
             )
     if callable(every):
         check_step_function("accumulate", "every", every)
-    elif not isinstance(every, Tensor):
-        numeric.check_count("accumulate", 1, every=every)
+    elif not modes.traced():
+        numeric.check_count("accumulate", 1, every=_as_int(every))
 
     def init(p: Tensor) -> AccumulateSlots:
         return AccumulateSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
@@ -363,7 +363,7 @@ def accumulate(
     def scalars(t, carry, total=(0.0,)):
         counted = numeric.float64(total[0] == 0)
         count = carry.mini_step + counted
-        wanted = every(carry.open_steps) if callable(every) else every
+        wanted = numeric.at(every, carry.open_steps + 1) if callable(every) else every
         full = numeric.float64(count >= wanted) * counted
         first = numeric.float64(count == 1)
         share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
@@ -396,6 +396,14 @@ def accumulate(
         name="accumulate",
     )
     return _behind(collector, tx)
+
+
+def _as_int(x: Any) -> Any:
+    """The integer that a tensor of one element holds; anything else as it is."""
+    if not isinstance(x, Tensor) or x.numel() != 1:
+        return x
+    held = x.item()
+    return int(held) if held == held // 1 else held
 
 
 def _gated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 from collections.abc import Sequence
 from itertools import chain
 from operator import is_
@@ -63,7 +64,9 @@ class TensorGuard:
         self.objects, self.states, self.values = objects, states, values
         self.driven = any(x.device.type in kernels.DRIVERS for x in tensors)
         """Whether a step may be captured for replay on the device of some tensor."""
-        self.numbers, self.versions = numbers, list(map(version_of, numbers))
+        self.numbers = numbers
+        self.spans = [reach(x) if x.is_cpu and has_address(x) else 0 for x in numbers]
+        self.seen = self._look()
         self.native: Any = None
 
     def apart(self, g: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ class TensorGuard:
                 for mine, known in zip(self.states, self.values, strict=True)
                 if isinstance(mine, dict)
             )
-            and list(map(version_of, self.numbers)) == self.versions
+            and self._look() == self.seen
         )
         grads = self._fit([p.grad for params in lists for p in params]) if unchanged else None
         if grads is None:
@@ -119,7 +122,16 @@ class TensorGuard:
         if self.native is not None:
             self.native.settle()
         else:
-            self.versions = list(map(version_of, self.numbers))
+            self.seen = self._look()
+
+    def _look(self) -> list[Any]:
+        """What tells whether somebody has written to a number: its bytes in the host's memory,
+        which collectives, `x.data` and other processes write without raising torch's version; on a
+        device that version."""
+        return [
+            ctypes.string_at(x.data_ptr(), size) if size and is_there(x) else version_of(x)
+            for x, size in zip(self.numbers, self.spans, strict=True)
+        ]
 
     def _fit(self, given: Sequence[Tensor | None]) -> list[Tensor] | None:
         """The gradients, if their properties are the same and no tensor has moved.
@@ -153,6 +165,7 @@ class TensorGuard:
                 states=self.states,
                 values=self.values,
                 numbers=self.numbers,
+                spans=array.array("q", self.spans),
                 quiet=(private.dispatch_modes, private.transform, private.early_dispatch_modes),
             )
         return grads

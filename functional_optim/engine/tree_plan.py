@@ -47,8 +47,12 @@ class TreeNumbers:
         self.read(state)
 
     def read(self, state: State) -> None:
-        """Take in the state of a step. The host reads a number only if somebody else has written
-        it since the last step."""
+        """Take in the state of a step.
+
+        The host reads the numbers of a device only if somebody else has written them since the last
+        step, as torch's version counters tell. Its own it always reads: collectives, `x.data` and
+        other processes write without raising a version.
+        """
         self.state = state
         self.written: dict[str, Any] = {}
         self.time = self._read(COUNT, state.step) + 1
@@ -81,7 +85,7 @@ class TreeNumbers:
         """Note what was written."""
         if self.fixed or self.recorded:
             self.recorded, self.fixed = [], {}
-        if not self.captured:
+        if not self.captured and self.state.step.device.type != "cpu":
             for key, value in self.written.items():
                 x = self.state.step if key is COUNT else self.state.carry[key]
                 self.known[key] = x, version_of(x), _stored(value, x)

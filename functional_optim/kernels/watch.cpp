@@ -20,6 +20,9 @@ static PyObject *GRAD, *OFFSET, *PARAMS, *FUNC, *PARTIAL, *VERSION;
 /* An address below this may be an offset from 0; no storage is so large that one above it is. */
 static const int64_t LOWEST = (int64_t)1 << 40;
 
+/* An address below this is an offset from 0: a number's, whose storage was freed. */
+static const int64_t FIRST = 1 << 20;
+
 /* The tensors of a step as they were; `guards.TensorGuard` says what its arguments are. */
 struct Guard {
     PyObject_HEAD
@@ -27,7 +30,9 @@ struct Guard {
     PyObject *kinds, *checker, *compared, *tensors, *params, *states, *values, *numbers, *quiet;
     PyCFunctionWithKeywords check;
     Column places, reaches, starts, stops;
-    Column versions;  /* of the tensors that hold numbers */
+    Column spans;     /* the bytes of each tensor that holds numbers; 0 if the host cannot read them */
+    Column versions;  /* of those that it cannot read */
+    char* seen;       /* the bytes of all others, one after another */
     Column last;      /* where the gradients lay when they were last found to be apart */
     Reader read;
 };
@@ -54,40 +59,76 @@ static int64_t version(PyObject* tensor)
     return count;
 }
 
-static void look_at_versions(Guard* self)
+/* Where a tensor's data lie; 0 for one without a storage, for which torch throws. */
+static int64_t place(Reader read, PyObject* tensor)
 {
-    for (Py_ssize_t i = 0; i < self->versions.count; ++i)
-        self->versions.x[i] = version(PyTuple_GET_ITEM(self->numbers, i));
+    try {
+        return (int64_t)read((void*)tensor);
+    } catch (...) {
+        return 0;
+    }
+}
+
+/* Note how the numbers are. Collectives, x.data and other processes write to memory without raising a
+   version, so memory is compared where it can be read. */
+static void look_at_numbers(Guard* self)
+{
+    char* next = self->seen;
+    for (Py_ssize_t i = 0; i < self->spans.count; ++i) {
+        PyObject* x = PyTuple_GET_ITEM(self->numbers, i);
+        const int64_t size = self->spans.x[i], now = size ? place(self->read, x) : version(x);
+        if (!size) self->versions.x[i] = now;
+        else if (now >= FIRST) memcpy(next, (void*)now, size);
+        next += size;
+    }
+}
+
+/* Has nobody written to the numbers since then? Nobody knows of those of inference tensors that only
+   have a version. */
+static int unwritten(Guard* self)
+{
+    const char* next = self->seen;
+    for (Py_ssize_t i = 0; i < self->spans.count; ++i) {
+        PyObject* x = PyTuple_GET_ITEM(self->numbers, i);
+        const int64_t size = self->spans.x[i], now = size ? place(self->read, x) : version(x);
+        if (size ? now < FIRST || memcmp(next, (void*)now, size)
+                 : now < 0 || now != self->versions.x[i])
+            return 0;
+        next += size;
+    }
+    return 1;
 }
 
 static int guard_init(Guard* self, PyObject*, PyObject* named)
 {
     static const char* names[] = {"kinds", "check", "compared", "tensors", "places", "reaches",
                                   "starts", "stops", "read", "params", "states", "values",
-                                  "numbers", "quiet", NULL};
-    PyObject *none = PyTuple_New(0), *check, *places, *reaches, *starts, *stops;
+                                  "numbers", "spans", "quiet", NULL};
+    PyObject *none = PyTuple_New(0), *check, *places, *reaches, *starts, *stops, *spans;
     long long read;
     PyObject* given = named ? PyDict_Copy(named) : PyDict_New();
     int done = none && given &&
         PyArg_ParseTupleAndKeywords(
-            none, given, "$O!O!O!O!OOOOLO!O!O!O!O!", (char**)names, &PyTuple_Type, &self->kinds,
+            none, given, "$O!O!O!O!OOOOLO!O!O!O!OO!", (char**)names, &PyTuple_Type, &self->kinds,
             &PyCFunction_Type, &check, &PyTuple_Type, &self->compared, &PyTuple_Type,
             &self->tensors, &places, &reaches, &starts, &stops, &read, &PyTuple_Type,
             &self->params, &PyTuple_Type, &self->states, &PyTuple_Type, &self->values,
-            &PyTuple_Type, &self->numbers, &PyTuple_Type, &self->quiet);
+            &PyTuple_Type, &self->numbers, &spans, &PyTuple_Type, &self->quiet);
     Py_XDECREF(none);
     Py_XSETREF(self->given, given);
     if (!done || copied(places, &self->places) < 0 || copied(reaches, &self->reaches) < 0 ||
         copied(starts, &self->starts) < 0 || copied(stops, &self->stops) < 0 ||
-        copied(reaches, &self->last) < 0)
+        copied(reaches, &self->last) < 0 || copied(spans, &self->spans) < 0 ||
+        copied(spans, &self->versions) < 0)
         return -1;
     memset(self->last.x, 0, self->last.count * sizeof(int64_t));
-    PyMem_Free(self->versions.x);
-    self->versions.count = PyTuple_GET_SIZE(self->numbers);
-    self->versions.x = (int64_t*)PyMem_Malloc(8 * self->versions.count);
-    if (!self->versions.x) return PyErr_NoMemory(), -1;
-    look_at_versions(self);
+    int64_t bytes = 0;
+    for (Py_ssize_t i = 0; i < self->spans.count; ++i) bytes += self->spans.x[i];
+    PyMem_Free(self->seen);
+    self->seen = (char*)PyMem_Malloc(bytes);
+    if (!self->seen) return PyErr_NoMemory(), -1;
     self->read = (Reader)read;
+    look_at_numbers(self);
     self->checker = PyCFunction_GET_SELF(check); /* one without keywords ignores the third argument */
     self->check = (PyCFunctionWithKeywords)(void*)PyCFunction_GET_FUNCTION(check);
     return 0;
@@ -114,18 +155,10 @@ static void guard_dealloc(Guard* self)
     PyMem_Free(self->starts.x);
     PyMem_Free(self->stops.x);
     PyMem_Free(self->last.x);
+    PyMem_Free(self->spans.x);
     PyMem_Free(self->versions.x);
+    PyMem_Free(self->seen);
     Py_TYPE(self)->tp_free((PyObject*)self);
-}
-
-/* Where a tensor's data lie; 0 for one without a storage, for which torch throws. */
-static int64_t place(Reader read, PyObject* tensor)
-{
-    try {
-        return (int64_t)read((void*)tensor);
-    } catch (...) {
-        return 0;
-    }
 }
 
 /* How many of ascending integers are below x, or, if `equal`, not above it. */
@@ -269,20 +302,10 @@ static int same_state(PyObject* state, PyObject* states, PyObject* values)
     return 1;
 }
 
-/* Has nobody written to the numbers since `settle`? Nobody knows of those of inference tensors. */
-static int unwritten(Guard* self)
-{
-    for (Py_ssize_t i = 0; i < self->versions.count; ++i) {
-        const int64_t now = version(PyTuple_GET_ITEM(self->numbers, i));
-        if (now < 0 || now != self->versions.x[i]) return 0;
-    }
-    return 1;
-}
-
 /* Note how the numbers are, after a step has written them. */
 static PyObject* guard_settle(Guard* self, PyObject*)
 {
-    look_at_versions(self);
+    look_at_numbers(self);
     Py_RETURN_NONE;
 }
 

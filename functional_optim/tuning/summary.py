@@ -187,7 +187,10 @@ class Summary:
         }
         per = max(elements, 1)
         rows = [(name, _size(x), _number(x / per) + " B") for name, x in totals.items()]
-        name = f"{count} parameter{'s' if count > 1 else ''}, {elements:,} elements"
+        name = (
+            f"{count} parameter{'s' if count > 1 else ''}, "
+            f"{elements:,} element{'s' if elements != 1 else ''}"
+        )
         return Table((name, "bytes", "per element"), tuple(rows), right=(1, 2))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import ctypes
 import functools
 import inspect
 import math
@@ -15,7 +16,7 @@ import optree
 import pytest
 import torch
 from combined import conditional, named_params, partitioned, with_norms
-from helpers import as_parameters, assert_same, clone, make_params
+from helpers import as_parameters, assert_close, assert_same, clone, make_params
 
 import functional_optim as fo
 from functional_optim import adapters, numeric
@@ -422,3 +423,46 @@ def test_placeholders_are_read_where_rules_read():
     assert x.suits(1.0)
     assert not x.suits(1)
     assert not x.refused
+
+
+def written_elsewhere(x, y):
+    """Write y into x as a collective or another process does: torch counts no write."""
+    version = x._version
+    laid_out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu").copy_(y)
+    ctypes.memmove(x.data_ptr(), laid_out.data_ptr(), x.numel() * x.element_size())
+    assert x._version == version
+
+
+@pytest.mark.parametrize("compile", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("name", ["adam", "nadam", "prodigy", "mechanize", "composed"])
+def test_a_state_that_another_process_has_written(name, compile):
+    """As by torch.distributed.broadcast: the step count and carried scalars count, too."""
+    (case,) = [x for x in cases.CASES if x.name == name]
+    every = [as_parameters(make_params()) for _ in range(2)]
+    opts = [adapters.Optimizer(params, lambda: case.tx(), compile=compile) for params in every]
+    stepped(opts[0], lambda *_: None, again=False, steps=4)
+    stepped(opts[1], lambda *_: None, again=False, steps=7)
+    for mine, theirs in zip(*map(list, every), strict=True):
+        written_elsewhere(mine, theirs.detach())
+        for key, x in opts[1].state[theirs].items():
+            written_elsewhere(opts[0].state[mine][key], x)
+    found = [clone(stepped(opt, lambda *_: None, again=False, steps=3)) for opt in opts]
+    assert_same(*found)
+
+
+def test_a_functional_state_that_another_process_has_written():
+    tx, params = fo.nadam(), make_params()
+    grads = fo.tree.map(torch.ones_like, params)
+    states = []
+    for step in (fo.compile(tx), tx.update):
+        w, state = clone(params), tx.init(params)
+        for k in range(4):
+            if k == 2:
+                fo.tree.map(written_elsewhere, w, params)
+                written_elsewhere(state.step, torch.full_like(state.step, 100))
+                mu = fo.get(state, "mu_product")
+                written_elsewhere(mu, torch.full_like(mu, 0.5))
+            found, state = step(grads, state, w)
+            w = found if step is not tx.update else fo.apply_updates(w, found)
+        states.append((w, state))
+    assert_close(*states, 1e-15)

@@ -224,3 +224,18 @@ KINDS = ((TypeError, TYPES), (ValueError, VALUES), (AttributeError, NAMES), (Key
 def test_what_cannot_be_is_told(kind, make, said):
     with pytest.raises(kind, match=re.escape(said)):
         make()
+
+
+def test_more_names_than_parameters_are_refused():
+    """A pattern would act on another parameter."""
+    a, b = p(), p()
+    opt = adapters.SGD([("a", a), ("b", b)], lr=0.1)
+    b.grad = torch.ones(3)
+    opt.step()
+    opt.param_groups[0]["params"].pop(0)
+    with pytest.raises(ValueError, match="1 parameters, but 2 names"):
+        opt.step()
+    opt.param_groups[0]["param_names"].remove("a")
+    opt.step()
+    assert a.tolist() == [1.0] * 3
+    torch.testing.assert_close(b.detach(), torch.full((3,), 0.8))

@@ -108,7 +108,7 @@ def test_a_batch_of_flags_under_vmap(donate):
     assert w.flatten().tolist() == [-2.0, -2.0, 0.0]
     assert state.inner.step.tolist() == [2, 2, 0]
     assert state.past[0].params.flatten().tolist() == [-1.0, -1.0, 0.0]
-    with pytest.raises(ValueError, match="1 to 0 steps"):
+    with pytest.raises(ValueError, match="can undo 0 steps"):
         fo.rollback(state)
 
 
@@ -247,7 +247,7 @@ def test_snapshots_and_rollback_trace(fresh_dynamo):
 def test_rollback_refuses_what_is_not_kept():
     tx, w = fo.keep_snapshots(fo.sgd(1.0), last=2), torch.zeros(1)
     _, state = run(tx, w, [w, w, w])
-    with pytest.raises(ValueError, match="can take back 1 to 2 steps"):
+    with pytest.raises(ValueError, match="can undo 2 steps"):
         fo.rollback(state, 3)
 
 

@@ -261,6 +261,21 @@ def test_a_schedule_that_returns_no_number_is_named(bad, way):
     assert torch.equal(params["w"], W["w"])
 
 
+@every_way
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("gate", [fo.conditionally_transform, fo.conditionally_mask, fo.accumulate])
+def test_a_condition_that_returns_no_number_is_named(gate, bad, way):
+    value, words = BAD[bad]
+
+    def recipe():
+        return gate(fo.sgd(0.1), lambda count: value)
+
+    params = clone(W)
+    with pytest.raises(TypeError, match=f"a schedule returned {words}; it must return a number"):
+        step_in(way, recipe, params, W, recipe().init(W))
+    assert torch.equal(params["w"], W["w"])
+
+
 @pytest.mark.parametrize("found", [None, "a"])
 @every_way
 def test_the_numbers_of_a_rule_are_numbers(found, way):
