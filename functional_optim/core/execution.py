@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.numbers import Numbers, Own, as_args, in_turn, parts_of, plain
 from functional_optim.core.ownership import Partition, run_owned, slot_parts_of
-from functional_optim.core.returned import are_slots, checked_sums, no_pair, no_slots
+from functional_optim.core.returned import are_slots, check_kind, checked_sums, no_pair, no_slots
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
 from functional_optim.core.storage import (
     Slots,
@@ -183,6 +183,10 @@ def _run_update(
     if not torch.compiler.is_compiling():
         if not are_slots(record, slots):
             raise no_slots(rule, record)
+        check_kind(rule, "a tensor", u, p)
+        for x, old in zip(record, slots, strict=True):
+            if old is not None:
+                check_kind(rule, "a slot", x, old)
         u, record = plain(u), tuple(map(plain, record))
     own = closed(rule, record, stored, p, *key) if stored or record != () else ()
     return u if u.dtype == dtype else u.to(dtype), own

@@ -41,6 +41,21 @@ def no_slots(rule: Rule, record: Any) -> TypeError:
     )
 
 
+def check_kind(rule: Rule, what: str, x: Tensor, like: Tensor) -> None:
+    """Raise TypeError for a result that cannot be stored as the tensor is whose place it takes."""
+    if x.layout is not like.layout:
+        kind, wanted = f"of the layout {x.layout}", f"of {like.layout}, e.g. by to_dense()"
+    elif x.is_complex() and not like.is_complex():
+        kind, wanted = f"of {x.dtype}", f"of {like.dtype}, e.g. by x.real"
+    elif x.device != like.device and x.dim():
+        kind, wanted = f"on {x.device}", f"on {like.device}"
+    else:
+        return
+    raise TypeError(
+        f"update of the rule {rule.name!r} returned {what} {kind}; return one {wanted}."
+    )
+
+
 def checked_sums(what: str, found: Any) -> Any:
     """Check the result of `reduce` or `measure` of a rule.
 

@@ -236,6 +236,39 @@ def test_extra_arguments_reach_the_parts_that_take_them(way, monkeypatch):
         assert torch.equal(updates["w"], torch.full((2,), float(wanted)))
 
 
+class Velocity(NamedTuple):
+    velocity: Tensor
+
+
+KINDS = {
+    "sparse": (
+        lambda u: u.to_sparse(),
+        "of the layout torch.sparse_coo; return one of torch.str",
+    ),
+    "complex": (lambda u: u + 1j, "of torch.complex64; return one of torch.float32"),
+    "meta": (lambda u: u.to("meta"), "on meta; return one on cpu"),
+}
+
+
+@every_way
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rule_that_returns_another_kind_of_tensor_is_named(kind, way):
+    change, words = KINDS[kind]
+    rules = {
+        "a tensor": lambda u, s, p: (change(u), s),
+        "a slot": lambda u, s, p: (u, Velocity(change(u))),
+    }
+    for what, update in rules.items():
+        params, init = clone(W), lambda p: Velocity(torch.zeros_like(p))
+
+        def recipe(init=init, update=update):
+            return fo.leafwise(init, update, name="mine")
+
+        with pytest.raises(TypeError, match=f"the rule 'mine' returned {what} {words}"):
+            step_in(way, recipe, params, W, recipe().init(W))
+        assert torch.equal(params["w"], W["w"])
+
+
 BAD = {
     "vector": (torch.ones(3), r"a Tensor of shape \(3,\)"),
     "None": (None, "None"),
