@@ -67,7 +67,8 @@ class Served:
         """
         native = kernels.library(kernels.source_of(self.graph), strict=strict)
         if native is not None and not self.does(native):
-            what = "a kernel does something else than the rules do to small tensors"
+            names = ", ".join([repr(x.rule.name) for x in self.body.placements])
+            what = f"a kernel for {names} does something else than the rules do to small tensors"
             kernels.fallback(what, "they run", strict=strict)
             return None
         if native is not None:

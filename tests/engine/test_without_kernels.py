@@ -20,7 +20,7 @@ from functional_optim.kernels.points import POINT
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
 
 NONE = r"a strict step must be compiled, but there is no C\+\+ compiler"
-ELSE = "something else than the rules do"
+ELSE = "a kernel for 'tried' does something else than the rules do"
 
 
 @pytest.fixture
