@@ -14,6 +14,7 @@ from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Round
 from functional_optim.adapters.stepping.loss import unscale
 from functional_optim.core import base
 from functional_optim.core.calls import check_choice
+from functional_optim.kernels import private
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas import Coordinator, Decision, as_coordinator
 
@@ -218,7 +219,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
             RuntimeError: if no step has begun; as `Coordinator.decide`; errors of the optimizer.
         """
         member = self._member
-        if closure is None and member.is_initialization():
+        if closure is None and private.state_creation() is not None:
             member.optim.step(closure=None)
             member.initializes = True
             return None

@@ -65,19 +65,6 @@ class Member:
         grads = {id(p): p.grad for p in self.parameters() if p.grad is not None}
         return {p: (id(g), version_of(g)) for p, g in grads.items()}
 
-    def is_initialization(self) -> bool:
-        """Whether this is the step by which torch.distributed.checkpoint creates the state of an
-        optimizer.
-
-        It has no state, and its gradients and learning rates are zeros.
-        """
-        if self.optim.state:
-            return False
-        if any(float(group.get("lr", 0.0)) for group in self.optim.param_groups):
-            return False
-        trained = [p.grad for p in self.parameters() if p.requires_grad]
-        return bool(trained) and not any(g is None or bool(g.any()) for g in trained)
-
     def saved(self) -> dict[str, Any]:
         """The data for a peer: the schedulers and the groups' values; also parameters and state,
         unless heal is "schedules"."""
@@ -308,10 +295,12 @@ def average(group: Coordinator, members: list[Member]) -> None:
     there = torch.tensor([float(p.grad is not None) for p in params], device=params[0].device)
     means, shares = group.allreduce((grads, there)).wait()
     for p, mean, share in zip(params, means, shares.tolist(), strict=True):
-        if p.grad is not None:
-            p.grad.copy_(mean)
-        elif share > 0:
+        if not share > 0:  # only a replica that does not contribute has one
+            p.grad = None
+        elif p.grad is None:
             p.grad = mean.detach()
+        else:
+            p.grad.copy_(mean)
 
 
 def nonfinite_gradient(params: list[Tensor]) -> Exception | None:

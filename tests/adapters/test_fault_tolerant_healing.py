@@ -21,8 +21,9 @@ from voting import (
     train,
 )
 
-from functional_optim.adapters import FaultTolerantOptimizer
-from functional_optim.replicas import Local, Scripted
+import functional_optim as fo
+from functional_optim.adapters import FaultTolerantOptimizer, Optimizer
+from functional_optim.replicas import Local, Scripted, Simulation
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 at_start = pytest.mark.parametrize("at_start", [False, True])
@@ -264,3 +265,36 @@ def test_heal_schedules_only(tensor):
     assert opt.param_groups[0]["lr"] == 0.05
     assert (opt.param_groups[0]["lr"] is lr) is tensor
     assert str(mine.state_dict()) == str(theirs.state_dict())
+
+
+# ---------------------------------------------------------------- gradients that are 0 or missing
+def of_two(loss, **kwargs):
+    """A weight and its number of steps, in each of two replicas after three common steps.
+
+    loss: of two weights, the rank and the number of finished steps.
+    """
+
+    def worker(group):
+        a, b = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+        inner = Optimizer([a, b], lambda: fo.adamw(0.1, weight_decay=0.5))
+        opt = FaultTolerantOptimizer(group, inner, average_gradients=True)
+        while group.step < 3:
+            opt.zero_grad()
+            loss(a, b, group.rank, group.step).sum().backward()
+            opt.step()
+        return [(p.item(), opt.state[p].get("step")) for p in (a, b)]
+
+    found = Simulation(2, seed=0, **kwargs).run(worker).returned
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_a_first_step_with_gradients_of_zero_is_voted_on():
+    """It is not the step by which torch.distributed.checkpoint creates a state."""
+    found = of_two(lambda a, b, rank, k: (a + b) * (rank == 0 or k > 0), init_sync=False)
+    assert [steps for _, steps in found] == [3, 3]
+
+
+def test_a_gradient_that_only_a_healing_replica_has_is_dropped():
+    found = of_two(lambda a, b, rank, k: a + b if rank == 1 and k == 0 else a)
+    assert found[1] == (1.0, None)
