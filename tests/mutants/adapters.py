@@ -171,8 +171,8 @@ refused steps are scheduled
 ? adapters/test_fault_tolerant_schedulers.py
 = adapters/fault_tolerant/optimizer.py
 an empty step is voted on
-- if closure is None and member.is_init
-+ if False and m.is_i
+- if closure is None and private.
++ if False and private.
 = functional_optim/core/sharding.py
 sums have no gradient
 - return _Summed.apply(g, ctx.group), None
