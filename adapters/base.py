@@ -432,6 +432,13 @@ class OptimizerBase(torch.optim.Optimizer):
         own["state"] = defaultdict(dict, {p: _apart(mine) for p, mine in self.state.items()})
         return {**super().__getstate__(), **own}
 
+    def __copy__(self) -> Any:
+        """A shallow copy, which shares state and groups, as in torch."""
+        new = object.__new__(type(self))
+        new.__setstate__({**self.__getstate__(), "state": {}})
+        new.state = self.state
+        return new
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         copied = "defaults" in state  # else loaded
         known = "differentiable" in (state["defaults"] if copied else self.defaults)

@@ -5,7 +5,7 @@ Entries that a step adds to the states before it writes are removed again if the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -54,6 +54,7 @@ def fill_state(
     if not (optimizer.counts_steps or any(tx.layout.slots) or any(tx.layout.carry)):
         return
     mine = optimizer.state[p]
+    _check_numbers(name, mine, [*tx.carried, *(["step"] if optimizer.counts_steps else [])])
     if optimizer.counts_steps and "step" not in mine:
         made.append((p, "step"))
         mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0, device))
@@ -78,6 +79,23 @@ def fill_state(
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
+
+
+def _check_numbers(name: str, state: Any, keys: Iterable[str]) -> None:
+    """Raise TypeError for a state that is not a dict, or in which a scalar is not a number."""
+    if not isinstance(state, MutableMapping):
+        raise TypeError(
+            f"the state of parameter {name!r} is a {type(state).__name__}, not a dict; delete the "
+            "entry from opt.state, and the next step begins it again."
+        )
+    for key, x in [(key, state[key]) for key in keys if key in state]:
+        counted = key == "step" and isinstance(x, (int, float))
+        if not counted and not (isinstance(x, Tensor) and x.numel() == 1):
+            shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
+            raise TypeError(
+                f"{key!r} in the state of parameter {name!r} is a {type(x).__name__}{shape}; put a "
+                "0-dim tensor there, or delete the entry, and it begins again."
+            )
 
 
 def _there(x: Tensor, device: torch.device) -> Tensor:

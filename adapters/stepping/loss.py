@@ -55,13 +55,16 @@ def check_loss(loss: Any) -> None:
 
 def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
     """The scale of the gradients, and the scalar that is not 0 if one is not finite; None if it is
-    not set, or no group has `fused`."""
-    mine = vars(optimizer)
-    scale, found = mine.get("grad_scale"), mine.get("found_inf")
+    not set, or a GradScaler does not leave it to this optimizer.
+
+    The scaler does so if the optimizer was created with `fused`; a load may change the groups.
+    """
+    scale, found = [getattr(optimizer, name, None) for name in ("grad_scale", "found_inf")]
     if scale is None and found is None:
         return None, None
-    asked = any(group.get("fused") for group in optimizer.param_groups)
-    return (scale, found) if asked else (None, None)
+    left = getattr(optimizer, "_step_supports_amp_scaling", False)
+    left = left or any(group.get("fused") for group in optimizer.param_groups)
+    return (scale, found) if left else (None, None)
 
 
 @torch.no_grad()

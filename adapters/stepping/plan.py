@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
 
 
+FLAGS = {"fused", "capturable"}
+"""Hyperparameters that are checked against the parameters when a plan is made."""
+
+
 class ParamEntry(PlanEntry):
     """Parameters of one group that have stepped together: one step count.
 
@@ -300,6 +304,8 @@ class OptimizerPlan(StepPlan):
             group = optimizer.param_groups[k]
             hyper = self._new_numbers(k, group)
             changed = changed_values(self.hyper[k], hyper)
+            if not FLAGS.isdisjoint(changed):
+                return False
             if not changed or self.placeholders[k].take(changed):
                 self.hyper[k] = hyper
                 continue

@@ -14,9 +14,10 @@ from functional_optim.adapters.stepping.leaves import (
     Row,
     checked_leaves,
     discard,
+    live_params,
     turns_of_params,
 )
-from functional_optim.adapters.stepping.loss import extra_of
+from functional_optim.adapters.stepping.loss import extra_of, left_to_step, unscale
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
@@ -37,7 +38,15 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
 
     The plan has an entry for each parameter, with its `step` tensor as the time: in a graph, values
     of tensors cannot be compared. It is rebuilt in each step.
+
+    What a GradScaler leaves to the step is read: torch.compile breaks its graph there, and traces
+    that cannot read it raise torch's error.
     """
+    scale, skip = left_to_step(optimizer)
+    if skip is not None and skip.item():
+        return
+    if scale is not None:
+        unscale([g for x in optimizer.param_groups for _, _, g in live_params(x)], scale)
     made: NewEntries = []
     try:
         _step(optimizer, loss, replace, made)

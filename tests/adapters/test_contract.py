@@ -137,6 +137,25 @@ def test_it_goes_on_from_a_copy_a_pickle_and_a_checkpoint(name, way, begun):
     assert_same(twin.state_dict()["state"], opt.state_dict()["state"])
 
 
+SHALLOW = {
+    **MAKERS,
+    "compiled": adapters.NAdam,
+    **{name: ALL[name] for name in ("SAM", "SSBFGS", "MuonAdamW", "ScheduleFreeAdamW", "packed")},
+}
+
+
+@pytest.mark.parametrize("make", SHALLOW.values(), ids=SHALLOW)
+def test_a_shallow_copy_goes_on_with_the_same_state_and_groups(make):
+    opt, other = trained(make, 2), trained(make, 5)
+    twin = copy.copy(opt)
+    for one in (opt, twin, opt):
+        stepped(one)
+    assert twin.param_groups is opt.param_groups
+    for one in (opt, twin):
+        assert_same(one.state_dict()["state"], other.state_dict()["state"])
+    assert torch.equal(opt.param_groups[0]["params"][0], other.param_groups[0]["params"][0])
+
+
 @pytest.mark.parametrize("begun", [1, 0])
 @pytest.mark.parametrize("name", ALL)
 def test_a_closure_that_raises_leaves_all_as_it_was(name, begun):

@@ -274,3 +274,21 @@ def test_a_checkpoint_of_a_captured_fused_run_goes_on_on_the_cpu(name):
         step_object(opt, [[torch.ones(3, dtype=torch.float64)]] * 2)
         ends.append(p.detach())
     assert_close(*ends, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("flag", "dtype", "error"),
+    [("capturable", torch.float32, AssertionError), ("fused", torch.complex64, RuntimeError)],
+)
+def test_a_flag_that_a_group_gets_later_is_checked_at_the_next_step(flag, dtype, error):
+    opt = adapters.Adam([torch.ones(2, dtype=dtype)], compile=False)
+    (p,) = opt.param_groups[0]["params"]
+    p.grad = torch.ones_like(p)
+    opt.step()
+    opt.param_groups[0][flag] = True
+    for _ in range(2):
+        with pytest.raises(error, match=flag):
+            opt.step()
+    opt.param_groups[0][flag] = False
+    opt.step()
+    assert opt.state[p]["step"] == 2

@@ -77,6 +77,14 @@ def changed(opt: Any, **hyper: Any) -> None:
         opt.step()
 
 
+def written(**state: Any) -> None:
+    """A step with other entries in the state, or with another state."""
+    changed(opt := adapters.NAdam([p()], compile=False))
+    (w,) = opt.state
+    opt.state[w] = state["all"] if "all" in state else {**opt.state[w], **state}
+    changed(opt)
+
+
 def scheduled(opt: Any) -> Any:
     return torch.optim.lr_scheduler.StepLR(opt, 3)
 
@@ -161,6 +169,10 @@ TYPES = [
     (lambda: changed(of(lambda rate: fo.sgd(rate), rate=0.1), rate=None), "as lr, but got None"),
     (lambda: changed(of(fo.adamw), lr="x", weight_decay=-1.0), "as lr, but got 'x'"),
     (lambda: fo.dadapt_adam(betas=(0.9,)), "pair of numbers"),
+    (lambda: written(step=None), "'step' in the state of parameter '0' is a NoneType; put a 0-dim"),
+    (lambda: written(step=torch.ones(2)), "is a Tensor of shape (2,); put a 0-dim tensor there"),
+    (lambda: written(mu_product=0.5), "'mu_product' in the state of parameter '0' is a float; put"),
+    (lambda: written(all=[1]), "the state of parameter '0' is a list, not a dict; delete"),
 ]
 
 

@@ -22,6 +22,7 @@ from loops import (
     values,
 )
 from torch.optim import swa_utils
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint_sequential
 
 import functional_optim as fo
@@ -209,6 +210,45 @@ def test_a_scaler_steps_an_optimizer_that_is_called_fused(name):
             scaler.update()
         results.append((values(model), scaler.get_scale()))
     assert_close(results[1], results[0], 1e-5)
+
+
+class Watched(TorchDispatchMode):
+    """Sees operations, as torch's counters of them do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def watched(opt):
+    with Watched():
+        opt.step()
+
+
+def compiled(opt):
+    torch.compile(lambda: opt.step(), backend="eager")()
+
+
+def differentiated(opt):
+    opt.defaults["differentiable"] = True
+    opt.step()
+
+
+def no_longer_fused(opt):
+    """A checkpoint of a run without `fused` has replaced the groups."""
+    opt.param_groups[0]["fused"] = None
+    opt.step()
+
+
+@pytest.mark.parametrize("step", [watched, compiled, differentiated, no_longer_fused])
+def test_a_step_that_a_scaler_leaves_all_to_unscales_and_skips(step):
+    w = torch.ones(2)
+    opt = adapters.SGD([w], lr=0.25, fused=True)
+    for factor, infinite in ((1.0, False), (torch.inf, True), (2.0, False)):
+        w.grad = torch.full((2,), 64.0 * factor)
+        opt.grad_scale, opt.found_inf = torch.tensor(64.0), torch.tensor(float(infinite))
+        step(opt)
+        del opt.grad_scale, opt.found_inf
+    assert w.tolist() == [0.25, 0.25]
 
 
 # ---------------------------------------------------------------- copies, and steps in between
