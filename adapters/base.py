@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.leaves import NewEntries, discard
 from functional_optim.adapters.stepping.loss import left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan
+from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
 from functional_optim.core.calls import explaining
@@ -242,9 +243,15 @@ class OptimizerBase(torch.optim.Optimizer):
                 if group.params:
                     new = {key: x.detach().clone() for key, x in tree.items(group.fresh)}
                     self.state[group.params[0]].update(new)
+            self._counts().begin()
         except BaseException:
             discard(self, made)
             raise
+
+    def _counts(self) -> SharedCounts:
+        """The shared rules of all groups, and the count of steps."""
+        every = [self.checked_transform(group, in_step=True) for group in self.param_groups]
+        return SharedCounts(self, [(k, x) for k, x in enumerate(every) if isinstance(x, Leafwise)])
 
     def _step_in_place(self, loss: Any) -> None:
         mine = self.__dict__
@@ -352,7 +359,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
         A schedule, or another function, among a group's hyperparameters is code: it is saved as
         None, and `load_state_dict` keeps the optimizer's function. The same holds for `stored` and
-        `views`.
+        `views`. A dtype is saved as its name.
 
         Args:
             decoded: decode slots that `fo.stored` has packed, to float32 under torch's keys, so
@@ -362,6 +369,11 @@ class OptimizerBase(torch.optim.Optimizer):
         for group in saved.get("param_groups", ()):  # hooks of the user may return other objects
             group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
+        with (
+            suppress(Exception),
+            outside_inference(),
+        ):  # groups that give no transformation, as the next step will say
+            self._counts().save(saved)
         return decode_slots(self, saved) if decoded else saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ class Optimizer(OptimizerBase):
     a parameter on which they act has a gradient, and are equal in the state of all these
     parameters; a parameter whose first gradient comes later receives them. The optimizer's number
     of steps is the largest `step`; if a step had only parameters that had missed an earlier step,
-    their state stores it as `optimizer_step`.
+    their state stores it as `optimizer_step`, as does a saved state of a recipe with such counts.
 
     Raises:
         TypeError: for a recipe that is not callable, does not return a transformation, or does not

@@ -24,7 +24,8 @@ from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
 from functional_optim.core.first_slots import slots_like
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import subtree
-from functional_optim.core.storage import at_home
+from functional_optim.core.rule import Rule
+from functional_optim.core.storage import at_home, made_slots
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -160,6 +161,8 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
         for i, (p, index) in enumerate(zip(mine["params"], theirs["params"], strict=True)):
             raw = state.get(index, {})
             why = {} if p.is_meta else {key: without_value(x) for key, x in raw.items()}
+            for key in [key for key, x in raw.items() if type(x).__name__ == "ndarray"]:
+                why[key] = "is a numpy array, but it needs a tensor"
             if optimizer.counts_steps and "step" in raw and not why.get("step"):
                 why["step"] = not_a_number(raw["step"], whole=True)
             faults += [
@@ -232,6 +235,7 @@ def check_loaded(
     counts = SharedCounts(optimizer, chains)
     counts.gather()
     base.unrecorded(counts.agree, Readings())
+    counts.forget()
 
 
 def _refuse(faults: list[str]) -> None:
@@ -258,9 +262,13 @@ def _check_parameter(
     numbers = {**carried, STEPS: 0}.items()
     entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
     for rule, keys, _ in tx.rules:
-        rows = zip(keys, slots_like(rule, p, path), strict=True)
-        each = [(Entry([(key, True)], x), x.shape == p.shape) for key, x in rows if x is not None]
-        entries += each
+        divides = _divided(rule, [found.get(key, p) for key in keys], p, path)
+        rows = zip(keys, slots_like(rule, p, path), divides, strict=True)
+        entries += [
+            (Entry([(key, True)], x), x.shape == p.shape and divided)
+            for key, x, divided in rows
+            if x is not None
+        ]
     slots = {key: x for key, x in found.items() if key not in {*carried, "step", STEPS}}
     slots = {key: restore_precision(x, raw.get(key)) for key, x in slots.items()}
     needed = {entry.keys[0][0]: (entry.value, p) for entry, _ in entries if not entry.number}
@@ -292,6 +300,20 @@ def _check_parameter(
     return faults
 
 
+def _divided(rule: Rule, found: list[Any], p: Tensor, path: str) -> list[bool]:
+    """Whether each slot of a rule is divided if p is and has its shape.
+
+    A factor of a square matrix has the shape of the matrix, but every process has all of it.
+    found: the loaded slots; if all are divided, this is not asked.
+    """
+    if not sharding.is_sharded(p) or all(map(sharding.is_sharded, found)):
+        return [True] * len(rule.keys)
+    part = torch.empty(sharding.part(p).shape, dtype=p.dtype, device="meta")
+    made = made_slots(rule, sharding.from_part(part, p), path)
+    divided = dict(zip(rule.storage.fields, map(sharding.is_sharded, made), strict=True))
+    return [divided[key.partition(".")[0]] for key in rule.keys]
+
+
 def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
     """Move the slots of one parameter into their memory."""
     for rule, keys, _ in tx.rules if tx else ():
@@ -313,7 +335,7 @@ def _as_kept(loaded: Any, exact: Any, entry: Entry) -> Any:
     """A loaded value in its stored dtype; exact: the value before torch's cast."""
     dtype = numeric.carry_dtype(entry.value) if entry.number else entry.value.dtype
     if getattr(loaded, "dtype", None) is dtype:
-        return loaded
+        return loaded.reshape(()) if entry.number else loaded
     if not entry.number:
         return exact.to(dtype)
     return owned(numeric.stored(exact, getattr(exact, "device", None), dtype=dtype))
@@ -323,7 +345,7 @@ def _as_count(step: Any, integer: bool) -> Any:
     """A step count in the format of the optimizer."""
     if integer:
         return int(step)
-    return step if isinstance(step, Tensor) else owned(numeric.stored(float(step)))
+    return step.reshape(()) if isinstance(step, Tensor) else owned(numeric.stored(float(step)))
 
 
 def _check_whole(

@@ -107,9 +107,12 @@ def is_code(x: Any) -> bool:
 
 
 def as_data(x: Any) -> Any:
-    """A hyperparameter as it is saved: None instead of a function."""
+    """A hyperparameter as it is saved: None instead of a function, and the name of a dtype, which
+    torch.distributed.checkpoint does not gather."""
     if type(x) is tuple:
         return tuple([as_data(part) for part in x])
+    if type(x) is torch.dtype:
+        return str(x)
     return None if is_code(x) else x
 
 
@@ -119,10 +122,14 @@ def has_none(saved: Any) -> bool:
 
 
 def with_code(saved: Any, own: Any) -> Any:
-    """A saved hyperparameter, with the functions of the optimizer."""
+    """A saved hyperparameter, with the functions of the optimizer, and dtypes for their names."""
     if type(own) is tuple and isinstance(saved, (list, tuple)) and len(saved) == len(own):
         return type(saved)([with_code(x, y) for x, y in zip(saved, own, strict=True)])
-    return own if is_code(own) else saved
+    if is_code(own):
+        return own
+    if isinstance(saved, str) and not isinstance(own, str):
+        return {str(x): x for x in vars(torch).values() if type(x) is torch.dtype}.get(saved, saved)
+    return saved
 
 
 def takes_any(recipe: Recipe) -> bool:

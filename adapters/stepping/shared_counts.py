@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 STEPS = "optimizer_step"
 """The key of the optimizer's count of steps. A state has it only after a step in which no parameter
-with a gradient in all steps had one; otherwise the largest `step` is the count."""
+with a gradient in all steps had one; otherwise the largest `step` is the count. A saved state of an
+optimizer with shared rules always has it: torch loads only keys that a new optimizer saves, too."""
 
 
 Keys: TypeAlias = tuple[str, ...]
@@ -224,6 +225,28 @@ class SharedCounts:
         params = [p for k in self.counted for p in self.optimizer.param_groups[k]["params"]]
         found = [self.optimizer.state.get(p) for p in params]
         return [mine for mine in found if mine]
+
+    def begin(self) -> None:
+        """Put a count of 0 into new states."""
+        if self.counts_steps:
+            self.count(0.0, self.states())
+
+    def save(self, saved: dict[str, Any]) -> None:
+        """Put the count into a state dict."""
+        time, state = self.time(Readings()), saved["state"]
+        for k in self.counted if self.counts_steps else ():
+            for index in saved["param_groups"][k]["params"]:
+                if state.get(index):
+                    count = numeric.stored(time, dtype=torch.float64)
+                    state[index] = {**state[index], STEPS: count}
+
+    def forget(self) -> None:
+        """Remove the count where the largest `step` is the count."""
+        states = self.states()
+        steps = [float(mine[key]) for key in ("step", STEPS) for mine in states if key in mine]
+        if steps and max(steps) == max([float(mine.get("step", -1.0)) for mine in states]):
+            for mine in states:
+                mine.pop(STEPS, None)
 
     def count(self, time: float, states: list[dict[str, Any]]) -> Column:
         """The column of the count itself, in some states."""

@@ -111,7 +111,7 @@ def scale_by_adam_mini(
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(squares(cut(g)), a2)
         u = cut(m) * (scale / (v.sqrt() + eps))
-        return u.reshape(g.shape), AdamSlots(m, v)
+        return (u.reshape(g.shape) if isinstance(block, int) else u), AdamSlots(m, v)
 
     return leafwise(
         init, update, adam_scalars, hyper=hyper, storage=SQUARES, name="scale_by_adam_mini"

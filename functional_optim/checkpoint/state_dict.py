@@ -20,6 +20,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.leafwise import Leafwise, made_of_rules
 from functional_optim.core.lift import State
 
+OF_OPTIMIZER = ".optimizer_step"
+"""How the keys of an optimizer object's own count end, which equals `step` unless parameters have
+had no gradients: a chain has one count."""
+
 
 class Entry(NamedTuple):
     """One value of a state.
@@ -229,6 +233,10 @@ def load_state_dict(
     given = flat(saved)
     if step is not None and (why := not_a_number(step, whole=True)):
         raise ValueError(f"step {why}.")
+    for key in [key for key in given if key.endswith(OF_OPTIMIZER)]:
+        own = given.get(key.removesuffix(OF_OPTIMIZER) + ".step")
+        if step is not None or (own is not None and _hashable(own) == _hashable(given[key])):
+            del given[key]
     needed: dict[str, tuple[Any, Tensor]] = {}
 
     def need(entry: Entry) -> Any:

@@ -208,7 +208,8 @@ def add(p: Tensor, u: Tensor) -> Tensor:
     Real and imaginary parts separately: torch multiplies u by 1 + 0j, which turns -0.0 into 0.0.
     """
     if p.is_complex() and u.is_complex():
-        return torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
+        x = torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
+        return sharding.placed_like(x, p)
     x = p + u
     return x if x.dtype is p.dtype else x.to(p.dtype)
 

@@ -176,9 +176,9 @@ class DividedTask:
 def _buckets(sizes: Sequence[int]) -> list[list[int]]:
     """Tensors that are stepped together, in their order: the same in all processes."""
     found: list[list[int]] = []
-    filled = BUCKET
+    filled = 0
     for i, size in enumerate(sizes):
-        if filled + size > BUCKET:
+        if not found or filled + size > BUCKET:
             found.append([])
             filled = 0
         found[-1].append(i)

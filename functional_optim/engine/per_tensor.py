@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,11 @@ from functional_optim.core.execution import Leaf, measure, run_all_stored, run_s
 from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.sparse import checked_rows, densified
-from functional_optim.core.storage import Slots
+from functional_optim.core.storage import Slots, present
 from functional_optim.engine.executor import Executor, How, Runner, Write, write
+
+LARGE = 1 << 28
+"""Bytes of parameters and slots of which not all results are held at once."""
 
 
 class PerTensorExecutor(Executor):
@@ -44,14 +47,17 @@ class PerTensorExecutor(Executor):
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor: rules have run by then.
 
-        On DTensors, and with slots in other memory, they run while the step is written: a whole
-        model may consist of them, and all results at once would need its memory.
+        On large DTensors, and with large slots in other memory, they run while the step is written:
+        a whole model may consist of them, and all results at once would need its memory.
         """
         placements, cast = scalars.placements, Caster(scalars.numbers)
         grads = [densified(placements, g) for g in grads]
         writes: list[Write] = []
         away = any(placement.rule.storage.home is not None for placement in placements)
         dense = [i for i in self.members if grads[i].layout is torch.strided]
+        large = {i for i in dense if away or sharding.is_sharded(self.group.params[i])}
+        if self._bytes(large) <= LARGE:
+            large.clear()
         for i in self.members:
             if grads[i].layout is not torch.strided:
                 leaf = self._leaf(i, grads[i], self.group.params[i], cast)
@@ -62,9 +68,15 @@ class PerTensorExecutor(Executor):
             else [[i] for i in dense]
         ):
             step = partial(self._stepped, some, grads, placements, cast)
-            late = len(some) == 1 and (away or sharding.is_sharded(self.group.params[some[0]]))
-            writes += [partial(_now, step)] if late else step()
+            late = len(some) == 1 and some[0] in large
+            writes += [partial(_now, step, self.group.params[some[0]])] if late else step()
         return writes
+
+    def _bytes(self, members: Collection[int]) -> int:
+        """The size of whole parameters and slots: all processes take the same way."""
+        group = self.group
+        every = [x for i in members for x in (group.params[i], *present(group.slots[i]))]
+        return sum([x.numel() * x.dtype.itemsize for x in every])
 
     def _stepped(
         self,
@@ -96,8 +108,18 @@ class PerTensorExecutor(Executor):
         return p.clone() if self.group.replace else p
 
 
-def _now(step: Callable[[], list[Write]]) -> None:
-    for one in step():
+def _now(step: Callable[[], list[Write]], p: Tensor) -> None:
+    """Run the rules of a tensor, and write."""
+    try:
+        writes = step()
+    except Exception as error:
+        error.add_note(
+            f"functional_optim: the rules of a parameter of shape {tuple(p.shape)} failed while "
+            "the step was written, so parameters before it are changed; load a checkpoint before "
+            "you go on."
+        )
+        raise
+    for one in writes:
         one()
 
 

@@ -41,11 +41,13 @@ def warn_failed(what: str, error: Exception, then: str = "") -> None:
 
 
 def line(error: Exception) -> str:
-    """An error in one line, of 300 characters at most."""
+    """An error in one line, of 300 characters at most; two of its lines if the first ends in ":",
+    as torch.compile's do."""
     text = str(error).strip().splitlines()
     if not text:
         return type(error).__name__
-    short = text[0] if len(text[0]) <= 300 else text[0][:300].rsplit(" ", 1)[0] + " …"
+    first = " ".join(map(str.strip, text[:2])) if text[0].endswith(":") else text[0]
+    short = first if len(first) <= 300 else first[:300].rsplit(" ", 1)[0] + " …"
     return f"{type(error).__name__}: {short}"
 
 

@@ -123,6 +123,7 @@ SLOTS: dict[str, tuple[str, Any, str]] = {
     "integers": ("exp_avg", INTEGERS, "is a tensor of int64, shape (2, 4), but it needs a float"),
     "a float for a tensor": ("exp_avg", 1.0, ""),
     "a string": ("exp_avg", "x", "is a str"),
+    "an array": ("exp_avg", torch.zeros(2, 4).numpy(), "is a numpy array"),
     "no values": ("exp_avg", torch.empty(2, 4, device="meta"), "is on the meta device"),
     "NaN steps": ("step", torch.tensor(torch.nan), "is nan"),
     "negative steps": ("step", -1.0, "is -1.0"),
@@ -389,6 +390,22 @@ def test_counts_as_plain_numbers_are_taken():
     go()
     go_twin()
     assert_same(copy_of(list(model.parameters())), copy_of(list(twin.parameters())))
+
+
+def test_counts_as_vectors_of_one_element_are_taken():
+    """Beside one without dimensions, as torch's optimizers take them."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    opt = adapters.NAdam(params, lr=0.05, compile=False)
+    for p in params:
+        p.grad = torch.ones(2)
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    for key in ("step", "mu_product"):
+        saved["state"][0][key] = saved["state"][0][key].reshape(1)
+    opt.load_state_dict(saved)
+    opt.step()
+    assert_same(opt.state[params[0]], opt.state[params[1]])
+    assert opt.state[params[0]]["step"] == 2
 
 
 def test_a_plain_number_in_the_state_of_a_whole_tree_is_taken():

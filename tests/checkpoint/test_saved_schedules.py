@@ -112,6 +112,22 @@ def test_a_module_among_the_hyperparameters_is_saved():
     assert opt.state_dict()["param_groups"][0]["net"] is net
 
 
+@pytest.mark.parametrize("form", [str, lambda dtype: dtype], ids=["name", "dtype"])
+def test_a_dtype_is_saved_by_its_name(form):
+    """torch gathers no dtypes; earlier checkpoints have them."""
+
+    def make(dtype):
+        return adapters.NorMuon([torch.ones(2, 2)], lr=0.1, ns_dtype=dtype)
+
+    saved = make(torch.float64).state_dict()
+    (group,) = saved["param_groups"]
+    assert group["ns_dtype"] == "torch.float64"
+    group["ns_dtype"] = form(torch.float64)
+    opt = make(torch.float32)
+    opt.load_state_dict(saved)
+    assert opt.param_groups[0]["ns_dtype"] is torch.float64
+
+
 def test_a_hook_may_return_what_it_likes():
     _, opt = make()
     opt.register_state_dict_post_hook(lambda opt, saved: {"optimizer": saved})

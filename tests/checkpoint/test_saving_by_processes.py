@@ -190,6 +190,7 @@ def both_ways(rank: int, folder: str, made: str) -> dict[str, Any]:
     torchs = f"{folder}/torch-AdamW"
     found["functional-of-torch"] = read("AdamW", "functional", torchs, shard=True)
     found["functional-of-meta"] = through_meta()
+    found["in one file"] = in_one_file()
     found["refused"] = [refused(shard) for shard in (True, False)]
     dist.barrier()
     return found
@@ -205,6 +206,22 @@ def through_meta() -> list[Any]:
         type(x) for x in fo.tree.leaves(state.slots)
     ]
     return [whole(loaded.slots), whole(state.slots)]
+
+
+def in_one_file() -> list[Any]:
+    """The momenta of a run with a dtype among its hyperparameters, and those of its whole copy."""
+    options, states = StateDictOptions(full_state_dict=True), []
+    for dtype in (torch.float64, torch.float32):
+        model = make_model(shard=True)
+        opt = adapters.Scion(model.parameters(), lr=0.05, ns_dtype=dtype, compile=False)
+        if states:
+            set_optimizer_state_dict(model, opt, states[0], options=options)
+            assert opt.param_groups[0]["ns_dtype"] is torch.float64
+        else:
+            model(data(0)).square().mean().backward()
+            opt.step()
+        states.append(get_optimizer_state_dict(model, opt, options=options))
+    return [whole(x["state"]) for x in states]
 
 
 def refused(shard: bool) -> dict[str, Any]:
@@ -293,6 +310,12 @@ def test_the_functional_loop_goes_where_the_object_goes(name, alone):
 def test_a_sharded_checkpoint_of_torchs_loads_into_a_functional_state(two):
     for mine in two:
         assert_close(mine["functional-of-torch"], mine["torch-AdamW"]["wanted"], 1e-10)
+
+
+def test_a_dtype_among_the_hyperparameters_is_saved_in_one_file(two):
+    for first, second in [mine["in one file"] for mine in two]:
+        assert_same(first, second)
+    assert two[0]["in one file"][0]
 
 
 def test_a_divided_state_on_the_meta_device_is_filled(two):

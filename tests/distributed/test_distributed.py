@@ -110,7 +110,14 @@ def divider(mesh):
 def step_sharded(case, mesh, compile=False):
     opt, params = train(case, divider(mesh), compile)
     slots = {n: {k: placed(x) for k, x in opt.state.get(p, {}).items()} for n, p in params.items()}
-    return {"found": found(opt, params), "placements": slots}
+    again = {n: torch.nn.Parameter(p.detach().clone()) for n, p in params.items()}
+    loaded = make(case, again, compile)
+    loaded.load_state_dict(opt.state_dict())
+    return {
+        "found": found(opt, params),
+        "placements": slots,
+        "loaded": found(loaded, again),
+    }
 
 
 def placed(x: Any) -> str:
@@ -135,6 +142,13 @@ def each(some):
 def test_two_processes_step_as_one(case, both):
     for mine in results(both, case.name):
         assert_close(mine["found"], alone(case.name), EXACT)
+
+
+@each(CASES)
+def test_a_state_loads_where_it_was_saved(case, both):
+    """A factor of a square matrix has its shape, but is not divided."""
+    for mine in results(both, case.name):
+        assert_close(mine["loaded"], mine["found"], 0.0)
 
 
 def test_a_kernel_beside_shards_measures_with_them(both):

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.engine import divided
+from functional_optim.engine import divided, per_tensor
 from functional_optim.engine.divided import DividedExecutor
 
 pytestmark = needs_gloo
@@ -23,6 +23,7 @@ SHAPES = {
     "single": (1,),
     "vector": (5,),
 }
+EMPTY_FIRST = {"empty": (0, 3), **SHAPES}
 STEPS = 4
 
 REDUCING = (
@@ -32,18 +33,18 @@ REDUCING = (
 CASES = [case for case in cases.CASES if case.name in REDUCING]
 
 
-def drawn(seed, dtype=torch.float64):
+def drawn(seed, shapes=SHAPES, dtype=torch.float64):
     torch.manual_seed(seed)
-    return {name: torch.randn(shape, dtype=dtype) for name, shape in SHAPES.items()}
+    return {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
 
 
-def train(tx, divide, *, spoiled=None, compile=True):
-    """The parameters and slots after some steps; what stepped them. spoiled: a tensor whose last
-    row has a NaN in one step."""
-    params = {name: torch.nn.Parameter(divide(x)) for name, x in drawn(0).items()}
+def train(tx, divide, *given, spoiled=None, compile=True):
+    """The parameters and slots after some steps; what stepped them. given: shapes and dtype, if
+    they are not the usual ones. spoiled: a tensor whose last row has a NaN in one step."""
+    params = {name: torch.nn.Parameter(divide(x)) for name, x in drawn(0, *given).items()}
     opt = adapters.Optimizer([*params.items()], tx, compile=compile)
     for k in range(STEPS):
-        grads = drawn(k + 1)
+        grads = drawn(k + 1, *given)
         if spoiled is not None and k == 1:
             grads[spoiled][-1] = torch.nan
         for name, p in params.items():
@@ -66,13 +67,39 @@ def norms(lr):
     return fo.leafwise(None, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="norms")
 
 
+def for_matrices(u, slots, p):
+    """A rule that fails for others, in the middle of a step."""
+    if u.dim() != 2:
+        raise NotImplementedError("only matrices")
+    return u / u.norm(), slots
+
+
+def failed(divide, large):
+    """The error of a step, and which parameters it has changed."""
+    params = [torch.nn.Parameter(divide(torch.ones(shape))) for shape in ((4, 2), (3,))]
+    tx = fo.chain(fo.leafwise(None, for_matrices, name="for_matrices"), fo.scale_by_lr(0.1))
+    opt = adapters.Optimizer(params, lambda: tx, compile=False)
+    for p in params:
+        p.grad = divide(torch.ones(p.shape))
+    only = pytest.raises(NotImplementedError, match="only matrices")
+    with mock.patch.object(per_tensor, "LARGE", large), only as error:
+        opt.step()
+    notes = getattr(error.value, "__notes__", [])
+    return [not bool((whole(p) == 1).all()) for p in params], " ".join(notes)
+
+
 def parts(mesh, folder):
     def divide(x):
         return distribute_tensor(x, mesh, [Shard(0)])
 
     found = {
-        f"rows-{case.name}": lambda case=case: train(lambda: case.tx(), divide) for case in CASES
+        f"rows-{case.name}": lambda case=case: train(lambda: case.tx(), divide, EMPTY_FIRST)
+        for case in CASES
     }
+    found["rows-eager"] = lambda: train(fo.adam_mini, divide, EMPTY_FIRST, compile=False)
+    found["rows-complex"] = lambda: train(lambda: fo.lamb(0.1), divide, SHAPES, torch.complex128)
+    found["rows-failed"] = lambda: failed(divide, per_tensor.LARGE)
+    found["rows-failed-late"] = lambda: failed(divide, 0)
     found["rows-in-buckets"] = lambda: in_buckets(lambda: fo.adafactor(), divide)
     found["rows-own"] = lambda: train(lambda: norms(0.1), divide)
     found["rows-nan"] = lambda: train(lambda: norms(0.1), divide, spoiled="matrix")
@@ -103,7 +130,7 @@ def alone(x):
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES])
 def test_two_processes_step_as_one(case, both):
-    params, states, _ = train(lambda: case.tx(), alone, compile=False)
+    params, states, _ = train(lambda: case.tx(), alone, EMPTY_FIRST, compile=False)
     for mine in results(both, f"rows-{case.name}"):
         assert_close(mine[:2], (params, states), 1e-12)
         assert mine[2] > 0
@@ -123,6 +150,31 @@ def test_buckets_that_share_scratch_memory(both):
     params, states, _ = train(lambda: fo.adafactor(), alone, compile=False)
     for mine in results(both, "rows-in-buckets"):
         assert_close(mine[:2], (params, states), 1e-12)
+
+
+def test_an_empty_tensor_without_kernels(both):
+    params, states, _ = train(fo.adam_mini, alone, EMPTY_FIRST, compile=False)
+    for mine in results(both, "rows-eager"):
+        assert_close(mine[:2], (params, states), 1e-12)
+
+
+def test_a_complex_tensor_stays_divided(both):
+    """DTensor gathers the dimension of size 1 of `single` in the sum with its update."""
+    params, states, _ = train(lambda: fo.lamb(0.1), alone, SHAPES, torch.complex128, compile=False)
+    for mine in results(both, "rows-complex"):
+        assert_close(mine[:2], (params, states), 1e-12)
+
+
+def test_a_step_that_fails_changes_nothing(both):
+    for changed, _ in results(both, "rows-failed"):
+        assert changed == [False, False]
+
+
+def test_a_large_step_that_fails_says_that_it_is_half_done(both):
+    """Its results are not held together."""
+    for changed, note in results(both, "rows-failed-late"):
+        assert changed == [True, False]
+        assert "parameter of shape (3,) failed while the step was written" in note
 
 
 def test_functional_steps(both):

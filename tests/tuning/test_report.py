@@ -154,6 +154,25 @@ def test_two_monitors_of_one_name_stay_apart():
     assert "in 1 of 2 parameters: w (low) (-0.50)." in fo.report(history).findings[0]
 
 
+def test_a_step_that_was_recorded_twice_has_two_norms():
+    """By a resumed run; records of two optimizers in one step make up one norm."""
+    resumed = [{"step": step, "grad_norm/w": 3.0, "grad_norm/b": 4.0} for step in (1, 2, 3, 2, 3)]
+    assert fo.report(resumed)._history.whole["grad_norm"] == ((1, 2, 3, 2, 3), (5.0,) * 5)
+    two = [{"step": i // 2, f"grad_norm/{'wb'[i % 2]}": 3.0 + i % 2} for i in range(4)]
+    assert fo.report(two)._history.whole["grad_norm"] == ((0, 1), (5.0, 5.0))
+
+
+def test_norms_of_two_monitors_are_added_only_if_their_parameters_differ():
+    parts = [{"a.grad_norm/w": 3.0, "b.grad_norm/b": 4.0}]
+    assert fo.report(parts)._history.whole == {"grad_norm": ((1,), (5.0,))}
+    around = [{"a.grad_norm/w": math.inf, "b.grad_norm/w": 1.0, "b.grad_norm/b": 0.0}]
+    report = fo.report(around)
+    found = {"a.grad_norm": ((1,), (math.inf,)), "b.grad_norm": ((1,), (1.0,))}
+    assert report._history.whole == found
+    assert "at step 1, in grad_norm of w (a). Look" in report.findings[0]
+    assert "b.grad_norm" in str(report)
+
+
 # ---------------------------------------------------------------- the picture
 def lines_of(figure):
     return {

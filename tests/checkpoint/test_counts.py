@@ -1,0 +1,89 @@
+"""The optimizer's own count of steps, which gates read, if no parameter had a gradient in each."""
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from helpers import assert_same, through_file
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import functional_optim as fo
+from functional_optim import adapters
+
+
+def every_third():
+    return fo.conditionally_mask(fo.sgd(1.0), lambda count: count % 3 == 0)
+
+
+def made():
+    model = torch.nn.ParameterDict({name: torch.zeros(1) for name in "ab"})
+    return model, adapters.Optimizer(model.named_parameters(), every_third)
+
+
+def take_turns(model, opt, steps):
+    for k in steps:
+        for i, p in enumerate(model.parameters()):
+            p.grad = torch.ones(1) if (k + i) % 2 else None
+        opt.step()
+
+
+def resumed(way, model, opt, folder):
+    """A new model and its optimizer with the saved state."""
+    other, new = made()
+    other.load_state_dict(model.state_dict())
+    if way == "object":
+        new.load_state_dict(through_file(opt.state_dict()))
+        return other, new
+    options = StateDictOptions(flatten_optimizer_state_dict=way == "flat")
+    saved = get_optimizer_state_dict(model, opt, options=options)
+    if way == "files":
+        held = get_optimizer_state_dict(other, new, options=options)
+        dcp.save({"opt": saved}, checkpoint_id=folder, no_dist=True)
+        dcp.load({"opt": held}, checkpoint_id=folder, no_dist=True)
+        saved = held
+    set_optimizer_state_dict(other, new, saved, options=options)
+    return other, new
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("way", ["object", "nested", "flat", "files"])
+def test_a_resumed_run_steps_when_the_first_one_does(way, tmp_path):
+    first = made()
+    take_turns(*first, range(4))
+    second = resumed(way, *first, tmp_path)
+    for model, opt in (first, second):
+        take_turns(model, opt, range(4, 9))
+        assert opt.numbers("step") == {"step": 9.0}
+    assert_same(*[[p.detach() for p in model.parameters()] for model, _ in (first, second)])
+
+
+def test_a_count_that_is_that_of_a_parameter_is_in_no_state():
+    opt = made()[1]
+    for p in opt.param_groups[0]["params"]:
+        p.grad = torch.ones(1)
+    opt.step()
+    new = made()[1]
+    new.load_state_dict(opt.state_dict())
+    for one in (opt, new):
+        assert all("optimizer_step" not in state for state in one.state.values())
+
+
+def test_a_chain_takes_the_count_only_if_it_is_that_of_all_parameters():
+    model, opt = made()
+    params = {name: p.detach().clone() for name, p in model.items()}
+    state = every_third().init(params)
+    take_turns(model, opt, range(4))
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = get_optimizer_state_dict(model, opt, options=flat)
+    with pytest.raises(ValueError, match="optimizer_step"):
+        fo.load_state_dict(state, saved, params)
+    assert fo.load_state_dict(state, saved, params, step=4).step == 4
+    model, opt = made()
+    for p in model.parameters():
+        p.grad = torch.ones(1)
+    opt.step()
+    saved = get_optimizer_state_dict(model, opt, options=flat)
+    assert fo.load_state_dict(state, saved, params).step == 1
