@@ -369,10 +369,8 @@ class OptimizerBase(torch.optim.Optimizer):
         for group in saved.get("param_groups", ()):  # hooks of the user may return other objects
             group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
-        with (
-            suppress(Exception),
-            outside_inference(),
-        ):  # groups that give no transformation, as the next step will say
+        # groups that give no transformation are what the next step refuses
+        with suppress(Exception), outside_inference():
             self._counts().save(saved)
         return decode_slots(self, saved) if decoded else saved
 

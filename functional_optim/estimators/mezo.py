@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base, draws
+from functional_optim.core import base, draws, memory
 from functional_optim.core.base import Tree
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
 from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays, check_estimate
+from functional_optim.kernels.interrupts import held
 
 NORMAL = Rays(1, False, False)
 
@@ -74,6 +78,12 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
         state: the state after `measure`, or one of a log.
         lr: learning rate.
 
+    Ctrl-C takes effect after the step.
+
+    Raises:
+        ValueError: for a parameter with several elements in one place of memory; nothing is written
+            then.
+
     Example::
 
         >>> import torch, functional_optim as fo
@@ -85,7 +95,15 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
         True
     """
     check_estimate("mezo_step_", state)
+    items = list(tree.items(params))
+    if not torch.compiler.is_compiling():
+        for path, p in items:
+            memory.check_apart([p], lambda _, path=path: f"parameter {path!r}")
+    held(_descend, items, state, lr)  # half of a step could be neither repeated nor undone
+
+
+def _descend(items: Iterable[tuple[str, Tensor]], state: EstimatorState, lr: float) -> None:
     rays = NORMAL._replace(number=state.weights.shape[0])
     key = draws.stream(state.seed, state.step)
-    for path, p in tree.items(params):
+    for path, p in items:
         p.copy_(base.add(p, -lr * rays.sum(key, state.weights, path, p)))

@@ -1,8 +1,8 @@
 """The private names of torch that this package uses, all of them, and what is done without each.
 
-`NAMES` lists them, except those of `state_creation` and `without_memory`. A torch that lacks one is
-served by the Python below it, which is slower, or leaves something out, but steps no parameter
-wrongly. `tests/core/test_private.py` deletes each.
+`NAMES` lists them, except those of `state_creation`, `without_memory` and `restore`. A torch that
+lacks one is served by the Python below it, which is slower, or leaves something out, but steps no
+parameter wrongly. `tests/core/test_private.py` deletes each.
 """
 
 from __future__ import annotations
@@ -115,6 +115,35 @@ _refuse_reading: Any = _found("torch._C._set_throw_on_mutable_data_ptr")
 without_memory: Any = _without_memory if _wrapper and _refuse_reading else None
 """Makes a tensor of a subclass that is like another, but has no memory: reading it is an error.
 None: perturbed parameters are computed before the loss reads them."""
+
+
+def _nothing(*_: int) -> int:
+    return 0
+
+
+_transforms = _found("torch._C._functorch.get_dynamic_layer_stack_depth") or _nothing
+_leave_to = _found("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth") or _nothing
+_function_modes = _found("torch._C._len_torch_function_stack") or _nothing
+_leave_function_mode = _found("torch._C._pop_torch_function_stack") or _nothing
+_dispatch_mode = _found("torch.utils._python_dispatch._get_current_dispatch_mode")
+
+
+def torch_state() -> tuple[bool, int, int, int]:
+    """Whether autograd records, and how many transforms and modes are active."""
+    return torch.is_grad_enabled(), _transforms(), _function_modes(), dispatch_modes()
+
+
+def restore(state: tuple[bool, int, int, int]) -> None:
+    """Leave transforms and modes that were entered since `torch_state`: Ctrl-C may have kept torch
+    from leaving them."""
+    recording, transforms, function_modes, modes = state
+    if _transforms() > transforms:
+        _leave_to(transforms)
+    for _ in range(_function_modes() - function_modes):
+        _leave_function_mode()
+    for _ in range(dispatch_modes() - modes if _dispatch_mode else 0):
+        _dispatch_mode().__exit__(None, None, None)
+    set_grad_enabled(recording)
 
 
 def constant_while_traced(fn: F) -> F:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torch import Tensor
 
 from functional_optim.core import calls
+from functional_optim.kernels import private
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,10 +40,12 @@ have them."""
 
 def checked(solve: Callable[P, T]) -> Callable[P, T]:
     """A solver that raises TypeError for an unknown argument, with ours for it, and for a flag that
-    is neither True nor False."""
+    is neither True nor False. After an exception, such as Ctrl-C, torch's global state is as
+    before."""
     known = list(inspect.signature(solve).parameters)
     annotations = solve.__annotations__
     flags, run = calls.check_flags, cast(Any, solve)  # `call` has the globals of another module
+    torch_state, restore = private.torch_state, private.restore
     tolerances = " or ".join([f"{name}=" for name in known if name.endswith("tol")])
     others = {**OTHER_NAMES, "tol": f"pass {tolerances}"}
 
@@ -52,7 +55,12 @@ def checked(solve: Callable[P, T]) -> Callable[P, T]:
                 advice = others.get(name) or f"it takes {', '.join(known)}"
                 raise TypeError(f"{run.__name__} has no argument {name}; {advice}.")
         flags(annotations, kwargs)
-        return run(*args, **kwargs)
+        before = torch_state()
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            restore(before)
+            raise
 
     # with the globals of its module, where doctest looks for it
     made = FunctionType(call.__code__, run.__globals__, closure=cast(Any, call).__closure__)

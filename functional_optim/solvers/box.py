@@ -37,6 +37,12 @@ class Box(NamedTuple):
             return torch.zeros_like(x[:, 0], dtype=torch.bool)
         return (self.lower.isfinite() & self.upper.isfinite()).all(-1)
 
+    def fixed(self, x: Tensor) -> Tensor:
+        """Whether both bounds of a variable are equal: (B, n)."""
+        if self.lower is None or self.upper is None:
+            return torch.zeros_like(x, dtype=torch.bool)
+        return self.lower == self.upper
+
     def inside(self, x: Tensor) -> Tensor:
         """The nearest point within the bounds."""
         x = x if self.lower is None else x.maximum(self.lower)
@@ -58,10 +64,10 @@ class Box(NamedTuple):
         return low if self.upper is None else torch.where(d > 0, self.upper, low)
 
     def sides(self, x: Tensor) -> Tensor:
-        """−1 at a lower bound, 1 at an upper one, else 0: (B, n), int64."""
+        """1 at an upper bound, −1 at a lower one, else 0: (B, n), int64."""
         zero = torch.zeros_like(x, dtype=torch.int64)
         low = zero if self.lower is None else (x <= self.lower).to(torch.int64)
-        return (zero if self.upper is None else (x >= self.upper).to(torch.int64)) - low
+        return -low if self.upper is None else torch.where(x >= self.upper, 1, -low)
 
 
 class Cauchy(NamedTuple):

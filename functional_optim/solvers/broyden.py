@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.solvers import newton
-from functional_optim.solvers.linear import none_of, norm
+from functional_optim.solvers.linear import none_of
 from functional_optim.solvers.newton import Args, NewtonRules
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.slots import ROWS, RUNNING
@@ -28,6 +28,8 @@ class BroydenProgress(NamedTuple):
     """(B, n), in the parameters' dtype."""
     F: Tensor
     """The values there, (B, n), float64."""
+    size: Tensor
+    """The largest absolute value of each unknown so far, like x."""
     columns: Tensor
     """Jᵀ as far as it is known, (B, n, n), float64."""
     exact: Tensor
@@ -53,7 +55,7 @@ def start(rules: NewtonRules, problem: Problem, x: Tensor, args: Args) -> Broyde
     s, columns = newton.begun(rules, problem, x, args)
     exact = torch.ones_like(s.status, dtype=torch.bool)
     return BroydenProgress(
-        s.x, s.F, columns, exact, s.p, s.slope, s.t, s.status, s.nfev, s.njev, s.nit
+        s.x, s.F, s.size, columns, exact, s.p, s.slope, s.t, s.status, s.nfev, s.njev, s.nit
     )
 
 
@@ -71,7 +73,9 @@ def advance(
     step = trial.to(F.dtype) - s.x.to(F.dtype)
     x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
     columns = torch.where(took.unsqueeze(-1), _learned(s.columns, step, F - s.F), s.columns)
-    short = newton.short(s.t * norm(s.p), rules.xtol, s.x) & (s.t == 1)
+    size = s.size.maximum(x.abs())
+    noise = newton.is_rounding(F, columns, x, rules.floor)
+    short = (s.t == 1) & newton.was_last(rules, s.p, x, size, noise, accepted)
     ends = running & short & s.exact & newton.is_whole(s.slope, s.F)
     still = running & ~accepted & (trial == s.x).all(-1)
     renews = running & ~s.exact & (~accepted | short) & ~(F == 0).all(-1)
@@ -87,12 +91,13 @@ def advance(
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
     status = torch.where(lost | (exact & newton.is_flat(rules, slope, F)), -2, status)
     status = torch.where(renews & ~columns.isfinite().all(-1).all(-1), -1, status)
-    short = newton.short(norm(p), rules.floor, x) & newton.is_whole(slope, F)
-    ends = ends | (exact & short)
+    noise = newton.is_rounding(F, columns, x, rules.floor)
+    known = exact & newton.is_whole(slope, F)
+    ends = ends | (known & newton.is_last(p, x, size, noise, rules.floor))
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
     return BroydenProgress(
-        x, F, columns, exact, p, slope, t, torch.where(running, status, s.status), nfev,
+        x, F, size, columns, exact, p, slope, t, torch.where(running, status, s.status), nfev,
         s.njev + renews, s.nit + accepted,
     )  # fmt: skip
 

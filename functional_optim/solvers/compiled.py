@@ -13,9 +13,13 @@ from functional_optim.core import modes
 
 KEPT = 16
 """Number of cached graphs, and of libraries, least recently used first."""
-QUICK = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
-"""Options of Inductor that halve the time of a first compilation: they omit headers, autotuning and
-processes, which pay off from the tenth kernel on."""
+QUICK = {
+    "compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True,
+    "emulate_precision_casts": True,
+}  # fmt: skip
+"""Options of Inductor. All but the last halve the time of a first compilation: they omit headers,
+autotuning and processes, which pay off from the tenth kernel on. The last keeps the rounding of x
+to half types."""
 
 BLOCK, DEVICE_BLOCK = 512, 16_384
 """Problems in a compiled evaluation, on the CPU and elsewhere: one graph serves any number of

@@ -153,7 +153,8 @@ def check_derivatives(name: str) -> None:
 
 
 def check_start(x0: Any) -> None:
-    """Raise TypeError unless every leaf of x0 is a real floating-point tensor."""
+    """Raise TypeError unless every leaf of x0 is a real floating-point tensor, none of them of a
+    half type next to a wider one."""
     for path, p in tree.items(x0):
         where = f"x0 at {path!r}" if path else "x0"
         if not isinstance(p, Tensor):
@@ -172,6 +173,12 @@ def check_start(x0: Any) -> None:
                 f"{where} has dtype {p.dtype}, but parameters must be floating-point numbers; "
                 "pass x0.double()."
             )
+    coarse = [path for path, p in tree.items(x0) if p.dtype.itemsize == 2]
+    if coarse and len(coarse) < len(tree.leaves(x0)):
+        raise TypeError(
+            f"x0 at {coarse[0]!r} has a half type, whose rounding keeps the wider parameters "
+            "next to it from converging; pass it as float32 or wider."
+        )
 
 
 def check_known(name: str, trees: Any) -> None:

@@ -160,8 +160,9 @@ def least_squares(
         `Result`, with scipy's fields, except for `jac`.
 
     Raises:
-        TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
-            and, in a batch, for args that are not tensors.
+        TypeError: if fun is not callable or does not return real tensors; for complex or integer
+            x0, for half types next to wider ones in x0 and, in a batch, for args that are not
+            tensors.
         ValueError: for an unknown method, loss or linear solver; lower bounds above upper ones; an
             x0 outside the bounds; sizes that do not match; under torch.vmap; and, for one problem,
             if residuals or their Jacobian are not finite at x0. In a batch such a problem has
@@ -226,12 +227,13 @@ def least_squares(
     )  # fmt: skip
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
         raise ValueError(
-            "residuals, or their Jacobian, are not finite at x0; start elsewhere, or bound the "
-            "parameters to the domain of the function."
+            "residuals, the sum of their squares, or their Jacobian, are not finite at x0; start "
+            "elsewhere, bound the parameters to the domain of the function, or divide large "
+            "residuals by a constant."
         )
     solution, r, cost = found.x, found.r, found.cost
     if implicit and args:
-        fixed = loop.outward(found.x, found.g, data)
+        fixed = loop.outward(found.x, found.g, data) | box.fixed(found.x)
         usable = found.status > 0
         costs = Cost(fun, one, known_loss, batched=batched)
         residuals = ProblemFunction(

@@ -30,7 +30,7 @@ WHOLE = 256
 """Rows up to which both halves of a symmetric product are computed: faster than copies."""
 PAD = 8
 """Matrices are padded to multiples of this: 64 bytes of float64."""
-SMALL = 1e-30
+SMALL = 1e-100
 """Instead of a scale that is zero."""
 TOLERANCE = 1e-10
 """Relative residual at which CG and LSMR stop."""

@@ -74,6 +74,8 @@ class Progress(NamedTuple):
     """Factor of the damping after the next rejected step: (B,), float64."""
     D: Tensor
     """Scales of the parameters, (B, n), float64; 0 for one without influence so far."""
+    unit: Tensor
+    """The size of lengths scaled by D, (B,), float64: the norm of the first residuals, or 1."""
     status: Tensor
     """(B,), int64."""
     nfev: Tensor
@@ -126,8 +128,9 @@ def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
     left = RUNNING if rules.max_nfev > 1 else 0
     status = torch.where(status == RUNNING, left, status)
     status = torch.where((status == left) & _flat(rules, at.cost, x, at.g, D, data), 1, status)
+    unit = (2 * at.cost).sqrt() if rules.scaled else ones
     return Progress(
-        x, r, at.curvature, at.g, at.cost, mu, 2 * ones, D, status, count, count, 0 * count
+        x, r, at.curvature, at.g, at.cost, mu, 2 * ones, D, unit, status, count, count, 0 * count
     )
 
 
@@ -184,7 +187,7 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     else:
         mu, nu = nielsen(s.mu, s.nu, rho, accepted)
     scale = taken(scales(at.diagonal, s.D), s.D) if rules.scaled else s.D
-    by_x = near & found & (length <= rules.xtol * (rules.xtol + size))
+    by_x = near & found & (length <= rules.xtol * (rules.xtol * s.unit + size))
     small = (predicted <= rules.ftol * s.cost) & (actual <= rules.ftol * s.cost)
     noise = (predicted <= rules.floor * s.cost) & (actual.abs() <= rules.floor * s.cost)
     by_f = found & ((accepted & small & (near | (rho > TRUSTED))) | (near & noise))
@@ -198,7 +201,7 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     status = torch.where(_flat(rules, cost, x, g, scale, data), 1, status)
     return Progress(
         x, taken(r, s.r), taken(at.curvature, s.curvature), g, cost,
-        torch.where(running, mu, s.mu), torch.where(running, nu, s.nu), scale,
+        torch.where(running, mu, s.mu), torch.where(running, nu, s.nu), scale, s.unit,
         torch.where(running, status, s.status), nfev,
         s.njev + (running if problem.batched else accepted), s.nit + running,
     )  # fmt: skip

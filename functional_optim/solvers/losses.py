@@ -6,6 +6,7 @@ Modern Synthesis" (1999), section 4.3, for the scaled residuals and Jacobian.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -109,6 +110,6 @@ def check_loss(name: str, f_scale: float) -> Loss:
         raise ValueError(f"unknown loss {name!r}; choose one of {', '.join(map(repr, LOSSES))}.")
     if not is_number(f_scale):
         raise TypeError(f"f_scale must be a number above 0, but got {f_scale!r}.")
-    if not float(f_scale) > 0:
-        raise ValueError(f"f_scale must be above 0, but got {f_scale}.")
+    if not 0 < float(f_scale) < math.inf:
+        raise ValueError(f"f_scale must be above 0 and finite, but got {f_scale}.")
     return Loss(name, float(f_scale))

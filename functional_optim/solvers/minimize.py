@@ -150,7 +150,8 @@ def minimize(
 
     Raises:
         TypeError: if fun is not callable or does not return a real tensor; for complex or integer
-            x0 and, in a batch, for args that are not tensors.
+            x0, for half types next to wider ones in x0 and, in a batch, for args that are not
+            tensors.
         ValueError: for an unknown method; values out of range; lower bounds above upper ones; an x0
             outside the bounds; sizes that do not match; a value with more than one element; under
             torch.vmap; and, for one problem, if the function or its gradient is not finite at x0.
@@ -222,7 +223,8 @@ def minimize(
         function = ProblemFunction(
             lambda params, *own: number(fun(params, *own)), one, batched=batched
         )
-        fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
+        blocked = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
+        fixed = blocked | box.fixed(found.at.x)
         solution = corrected(function, found.at.x, args, fixed, found.status > 0)
         value = followed(function, found.at.f, solution, args, found.status > 0)
     return _result(found, solution, value, flat, data, watch, batched=batched)

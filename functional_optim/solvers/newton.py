@@ -6,6 +6,7 @@ Algorithm D6.5.3 on the length of steps. If J is singular the step is Levenberg'
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -44,6 +45,8 @@ class NewtonProgress(NamedTuple):
     """(B, n), in the parameters' dtype."""
     F: Tensor
     """The values there, (B, n), float64."""
+    size: Tensor
+    """The largest absolute value of each unknown so far, like x."""
     p: Tensor
     """The next trial step, (B, n), float64."""
     slope: Tensor
@@ -141,7 +144,7 @@ def begun(
     status = torch.where(finite, torch.where(zero, 1, left), -1)
     p, slope = step(F, columns, finite)
     count, t = torch.ones_like(status), torch.ones_like(slope)
-    return NewtonProgress(x, F, p, slope, t, status, count, count, 0 * count), columns
+    return NewtonProgress(x, F, x.abs(), p, slope, t, status, count, count, 0 * count), columns
 
 
 def advance(rules: NewtonRules, problem: Problem, s: NewtonProgress, args: Args) -> NewtonProgress:
@@ -159,8 +162,10 @@ def advance(rules: NewtonRules, problem: Problem, s: NewtonProgress, args: Args)
     whole = is_whole(s.slope, s.F)
     p, slope = torch.where(took, p, s.p), torch.where(accepted, slope, s.slope)
     t = torch.where(accepted, 1.0, shorter)
-    ends = short(s.t * norm(s.p), rules.xtol, x) & (s.t == 1) & whole
-    ends = ends | short(norm(p), rules.floor, x) & is_whole(slope, F)
+    size = s.size.maximum(x.abs())
+    noise = finite & is_rounding(F, columns, x, rules.floor)
+    ends = (s.t == 1) & whole & was_last(rules, s.p, x, size, noise, accepted)
+    ends = ends | is_whole(slope, F) & is_last(p, x, size, noise, rules.floor)
     nfev = s.nfev + running
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
     lost = (~accepted & (t < SHORTEST)) | (x == trial).all(-1) & ~accepted
@@ -168,8 +173,8 @@ def advance(rules: NewtonRules, problem: Problem, s: NewtonProgress, args: Args)
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
     return NewtonProgress(
-        x, F, p, slope, t, torch.where(running, status, s.status), nfev, s.njev + running,
-        s.nit + accepted,
+        x, F, size, p, slope, t, torch.where(running, status, s.status), nfev,
+        s.njev + running, s.nit + accepted,
     )  # fmt: skip
 
 
@@ -198,6 +203,28 @@ def judged(
     return new <= old + DECREASE * t * slope, shorter
 
 
-def short(length: Tensor, tolerance: float, x: Tensor) -> Tensor:
-    """Whether a step from x is shorter than a tolerance."""
-    return length <= tolerance * (tolerance + norm(x.to(length.dtype)))
+def was_last(
+    rules: NewtonRules, p: Tensor, x: Tensor, size: Tensor, noise: Tensor, accepted: Tensor
+) -> Tensor:
+    """Whether the search ends with a step that was tried. One that is nearly short, and does not
+    reduce the values, has met rounding, too."""
+    noise = noise | (~accepted & is_short(p, x, size, math.sqrt(rules.xtol)))
+    return is_last(p, x, size, noise, rules.xtol)
+
+
+def is_last(p: Tensor, x: Tensor, size: Tensor, noise: Tensor, tolerance: float) -> Tensor:
+    """Whether a step is short for each unknown or, if values are noise, for the largest."""
+    small = p.abs().amax(-1) <= tolerance * x.abs().amax(-1)
+    return is_short(p, x, size, tolerance) | (noise & small)
+
+
+def is_short(p: Tensor, x: Tensor, size: Tensor, tolerance: float) -> Tensor:
+    """Whether a step from x is short for each unknown. size: the largest value that it had, as an
+    unknown may become 0."""
+    return (p.abs() <= tolerance * (x.abs() + tolerance * size).to(p.dtype)).all(-1)
+
+
+def is_rounding(F: Tensor, columns: Tensor, x: Tensor, tolerance: float) -> Tensor:
+    """Whether changes of each unknown by a share of it, the tolerance, can cause the values."""
+    change = (columns.abs() * x.to(F.dtype).abs().unsqueeze(-1)).sum(-2)
+    return (F.abs() <= tolerance * change).all(-1)

@@ -24,7 +24,6 @@ from functional_optim.solvers.given import (
 )
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
-from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
@@ -108,8 +107,10 @@ def root(
             Levenberg–Marquardt on the sum of squares, for distant starting points; "broyden", for
             expensive functions, evaluates the Jacobian at the start, if it makes no progress, and
             at the end, and updates it from values in between.
-        xtol: stop after a step that is shorter than this times the norm of x, ≥ 0, but at least 10
-            eps of x0's dtype. Default: that of scipy's "hybr".
+        xtol: stop after a step that changes no unknown by more than this share of it, ≥ 0, but at
+            least 10 eps of x0's dtype; with "lm" after one that is shorter than this times the norm
+            of x, in units of the scales. If rounding hides smaller changes, a step is compared with
+            the largest unknown. Default: that of scipy's "hybr".
         max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 100 (n + 1).
         batched: every leaf of x0 and args has a leading dimension of independent problems. Put
             shared values into fun's closure. fun runs under torch.vmap.
@@ -133,8 +134,9 @@ def root(
         −2.
 
     Raises:
-        TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
-            and, in a batch, for args that are not tensors.
+        TypeError: if fun is not callable or does not return real tensors; for complex or integer
+            x0, for half types next to wider ones in x0 and, in a batch, for args that are not
+            tensors.
         ValueError: for an unknown method; values out of range; another number of values than
             unknowns; sizes that do not match; under torch.vmap; and, for one problem, if values or
             their Jacobian are not finite at x0. In a batch such a problem has status −1.
@@ -218,17 +220,16 @@ def _by_squares(
         x = taken.flat.vector(found.x).reshape(-1, problem.m)
         F, columns = newton.evaluated(problem, x, taken.own)
         p = newton.solved(columns, -F)
-        near = math.sqrt(rules.xtol)
         zero = (F == 0).all(-1)
-        wide = x.to(p.dtype)
-        change = (columns.abs() * wide.abs().unsqueeze(-1)).sum(-2)  # of values, by one of x
-        small = (F.abs() <= rules.xtol * change).all(-1)
-        good = small | (norm(p) <= near * (near + norm(wide)))
+        near, size = math.sqrt(rules.xtol), x.abs().maximum(taken.x.abs())
+        of_largest = torch.where(taken.x == 0, near, 0.0) * size.amax(-1, keepdim=True)
+        short = (p.abs() <= near * size.maximum(of_largest).to(p.dtype)).all(-1)
+        good = short | newton.is_rounding(F, columns, x, rules.xtol)
         status = torch.as_tensor(found.status, device=x.device).reshape(-1)
         status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
         counts = (found.nfev, found.njev, found.nit)
         count = [torch.as_tensor(n, device=x.device).reshape(-1) for n in counts]
-    return newton.NewtonProgress(x, F, p, F[:, 0], F[:, 0], status, *count), found.history
+    return newton.NewtonProgress(x, F, x.abs(), p, F[:, 0], F[:, 0], status, *count), found.history
 
 
 def _result(

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import signal
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import functional_optim as fo
 from functional_optim import estimators
+from functional_optim.core import base
 from functional_optim.estimators.pairs import Lazy
 from functional_optim.kernels import private
 
@@ -244,3 +246,27 @@ def test_steps_in_place_are_made_again_from_their_scalars():
         estimators.mezo_step_(other, entry, lr=0.1 / (1 + i))
     assert_same(other, params)
     assert not torch.equal(before["0.weight"], params["0.weight"])
+
+
+def test_a_step_in_place_is_all_or_nothing(monkeypatch):
+    params = {name: torch.zeros(3) for name in "abc"}
+    est = fo.mezo()
+    _, state = est.measure(lambda p: sum((x - 1).square().sum() for x in p.values()))(
+        est.init(params, 0), params
+    )
+    folded = {**params, "d": torch.zeros(1).expand(3)}
+    with pytest.raises(ValueError, match="'d' has several elements in one place"):
+        estimators.mezo_step_(folded, state, lr=0.1)
+    assert not any(p.any() for p in params.values())
+    add, done = base.add, []
+
+    def interrupted(*args):
+        done.append(args)
+        if len(done) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return add(*args)
+
+    monkeypatch.setattr(base, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        estimators.mezo_step_(params, state, lr=0.1)
+    assert all(p.all() for p in params.values())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fits import rosenbrock
+from fits import decay, rosenbrock
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import functional_optim as fo
+from functional_optim.kernels import private
 
 AT = torch.tensor([-1.2, 1.0], dtype=torch.float64)
 MANY = AT.repeat(3, 1)
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 WIDE = {"bounds": (-9.0, 9.0)}
 
 RAISED = {
@@ -21,6 +24,7 @@ RAISED = {
     "loss function": (ValueError, "unknown loss", (rosenbrock, AT), {"loss": [1]}),
     "f_scale none": (TypeError, "f_scale must be a number", (rosenbrock, AT), {"f_scale": None}),
     "f_scale": (ValueError, "f_scale must be above 0", (rosenbrock, AT), {"f_scale": 0.0}),
+    "f_scale inf": (ValueError, "f_scale must be above 0 and", (rosenbrock, AT), {"f_scale": INF}),
     "max_nfev": (ValueError, "1 or more for max_nfev", (rosenbrock, AT), {"max_nfev": 0}),
     "max_nfev float": (ValueError, "1 or more for max_nfev", (rosenbrock, AT), {"max_nfev": 2.5}),
     "max_nfev nan": (ValueError, "1 or more for max_nfev", (rosenbrock, AT), {"max_nfev": NAN}),
@@ -44,6 +48,8 @@ RAISED = {
     "nan at x0": (ValueError, "not finite at x0", (lambda x: x * NAN, AT), {}),
     "inf at x0": (ValueError, "not finite at x0", (lambda x: x / 0, AT), {}),
     "jacobian": (ValueError, "not finite at x0", (lambda x: (x - AT).abs().sqrt(), AT), {}),
+    "squares": (ValueError, "divide large residuals", (lambda x: x * 1e160, AT), {}),
+    "half": (TypeError, "x0 at 'b' has a half type", (decay, {"a": AT, "b": AT.bfloat16()}), {}),
     "outside": (ValueError, "outside the bounds", (rosenbrock, AT), {"bounds": (0.0, None)}),
     "crossed": (ValueError, "above its upper", (rosenbrock, AT), {"bounds": (2.0, 1.0)}),
     "nan bound": (ValueError, "or NaN", (rosenbrock, AT), {"bounds": (NAN, None)}),
@@ -159,3 +165,22 @@ def test_a_function_may_return_the_same_tensor_again(method):
     found = fo.root(fun, torch.ones(2, dtype=torch.float64), method=method)
     torch.testing.assert_close(found.x, torch.full((2,), 3.0, dtype=torch.float64))
     assert found.success
+
+
+def test_an_interrupt_leaves_no_transform_or_mode_active():
+    """Ctrl-C may come while torch leaves them."""
+
+    def interrupted(x):
+        torch.set_grad_enabled(False)
+        torch._C._functorch._vmap_increment_nesting(3, "error")
+        BaseTorchFunctionMode().__enter__()
+        TorchDispatchMode().__enter__()
+        raise KeyboardInterrupt
+
+    for solve in (fo.least_squares, fo.minimize, fo.root):
+        before = private.torch_state()
+        with pytest.raises(KeyboardInterrupt):
+            solve(interrupted, AT)
+        after = private.torch_state()
+        private.restore((True, 0, 0, 0))  # whatever happened, for other tests
+        assert before == after

@@ -113,3 +113,14 @@ def test_trees_and_float32():
     assert found.cost.dtype == torch.float64
     for i, name in enumerate(names):
         assert torch.allclose(found.x[name].double(), exact.x[:, i], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lm", "dogleg", "trf"])
+def test_fits_do_not_depend_on_the_unit_of_residuals(method):
+    """xtol² was a length in their unit: small ones ended after two steps, as successes."""
+    x0, y = curves(6)
+    unit = torch.tensor([2.0**-60, 1.0, 2.0**-60], dtype=torch.float64)
+    whole = fo.least_squares(decay, x0, (y,), batched=True, method=method)
+    small = fo.least_squares(decay, x0 * unit, (y * unit[0],), batched=True, method=method)
+    assert bool(whole.success.all())
+    torch.testing.assert_close(small.x / unit, whole.x, rtol=1e-6, atol=0)

@@ -180,3 +180,21 @@ def test_linear_problems_end_at_their_minima_also_in_float32(compile):
         optimize.lsq_linear(A, b, (u, v), tol=1e-12).cost for A, b, u, v in zip(*wide, strict=True)
     ]
     assert bool((found.cost.numpy() <= np.array(least) * (1 + 1e-4)).all())
+
+
+@pytest.mark.parametrize("solver", [fo.least_squares, fo.minimize])
+def test_equal_bounds_fix_a_parameter(solver):
+    """Also where the gradient is 0, which says nothing of what holds it."""
+    low, high = torch.tensor([[-5.0, 1.0], [5.0, 1.0]], dtype=torch.float64)
+
+    def solved(a):
+        def fun(x, a):
+            r = torch.stack([x[0] - a, x[1] - x[0]])
+            return r if solver is fo.least_squares else r.square().sum()
+
+        return solver(fun, low.new_ones(2), (a,), bounds=(low, high))
+
+    found = solved(low[1])
+    assert found.active_mask.tolist() == [0, 1]
+    slope = torch.func.jacrev(lambda a: solved(a).x)(low[1])
+    torch.testing.assert_close(slope, low.new_tensor([0.5, 0.0]))

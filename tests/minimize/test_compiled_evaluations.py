@@ -106,3 +106,11 @@ def test_one_problem_is_not_compiled():
         fo.minimize(rosenbrock, x0, compile=True)
     with pytest.raises(ValueError, match="pass batched=True"):
         fo.root(lambda x: x - 1, x0, compile=True)
+
+
+@pytest.mark.full
+def test_a_graph_rounds_as_torch_does(fresh_dynamo):
+    """Inductor left out the rounding of x to a half type."""
+    x = torch.rand(5, generator=torch.Generator().manual_seed(0))
+    graph = compiled.in_blocks(object(), lambda x, own: x.bfloat16().float() - own)
+    assert torch.equal(graph(x, torch.ones(5)), x.bfloat16().float() - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -252,3 +254,42 @@ def test_one_evaluation_is_one(compile):
         assert found.nfev.tolist() == [1, 1, 1]
         assert found.status.tolist() == [0, 0, 0]
         assert torch.equal(found.x, x0)
+
+
+def beside(big: float, least: float) -> Any:
+    """Two equations, of which the second has no root, but for least = 0."""
+    return lambda x: torch.stack([x[0] - big, x[1] ** 2 + least])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_large_unknown_hides_no_other(method):
+    """Steps were compared with the norm of all unknowns."""
+
+    def coupled(x: Tensor) -> Tensor:
+        rest = x[0] - 1e6
+        return torch.stack([rest, (x[1] - 1.1) * torch.exp(0.3 * x[1]) + 1e-6 * rest])
+
+    def at(*x: float) -> Tensor:
+        return torch.tensor(x, dtype=torch.float64)
+
+    found = fo.root(coupled, at(9e5, 0.8), method=method)
+    assert found.success
+    rtol = 1e-10 if method == "lm" else 1e-14
+    torch.testing.assert_close(found.x, at(1e6, 1.1), rtol=rtol, atol=0)
+    for big in (1e6, 1e8):
+        for x in (1.0, -0.7):
+            assert not fo.root(beside(big, 1e-3), at(big / 2, x), method=method).success
+    if method != "lm":  # which ends by the norm of all unknowns
+        assert fo.root(beside(1e6, 0.0), at(5e5, 1.0), method=method).success
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e160])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_unit_of_unknowns_does_not_matter(method, unit):
+    def fun(x: Tensor) -> Tensor:
+        return torch.stack([x[0] / unit - 1.5, (x[1] / unit) ** 3 - 2])
+
+    found = fo.root(fun, unit * torch.tensor([1.0, 5.0], dtype=torch.float64), method=method)
+    exact = torch.tensor([1.5, 2 ** (1 / 3)], dtype=torch.float64)
+    assert found.success
+    torch.testing.assert_close(found.x / unit, exact, rtol=1e-10, atol=0)
