@@ -37,6 +37,8 @@ def misfit(found: Any, like: Any) -> str | None:
         return None if same else f"is a {described(found)}, but it needs a {described(like)}"
     if not isinstance(found, (Tensor, bool, int, float, complex)):
         return f"is a {described(found)}, but it needs a tensor of shape {tuple(like.shape)}"
+    if isinstance(found, Tensor) and found.layout is not like.layout:
+        return f"is a tensor of {found.layout}, but it needs {like.layout}"
     shape = tuple(found.shape) if isinstance(found, Tensor) else ()
     if shape != tuple(like.shape):
         return f"has shape {shape}, but it needs {tuple(like.shape)}"

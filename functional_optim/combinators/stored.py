@@ -89,7 +89,7 @@ def stored(
         storage: the format for every slot of the parameter's shape, except weights (averages and
             copies of parameters). Or a dict from patterns of slot names to formats, for the
             matching slots; the first matching pattern counts: `{"exp_avg": "int8", "*_basis":
-            "bfloat16"}`.
+            "bfloat16"}`. Slots of integers or bools are never packed.
         block_size: number of elements that share a scale, a power of two from 16 to 4096. Default
             256, as in bitsandbytes (https://arxiv.org/abs/2110.02861).
         min_size: parameters with fewer elements keep full slots, ≥ 0. Default 4096, as in
@@ -107,8 +107,8 @@ def stored(
     shapes are not packed. Checkpoints of all formats, and of full precision, load into each other.
 
     Raises:
-        TypeError: if tx does not consist of one-tensor rules, or if storage or seed has the wrong
-            type.
+        TypeError: if tx does not consist of one-tensor rules, if storage or seed has the wrong
+            type, or for the name of a slot of integers or bools.
         ValueError: for an unknown format, a pattern that matches no slot, weights in 8 bits or
             fewer, or a size out of range. Also for second moments and averages of weights in
             bfloat16 with rounding to nearest and a decay rate above 0.995: they would stop
@@ -160,7 +160,8 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
             `exp_avg` here.
 
     Raises:
-        TypeError: if tx does not consist of one-tensor rules, or a dtype is not floating-point.
+        TypeError: if tx does not consist of one-tensor rules, or a dtype, or that of the slot, is
+            not floating-point.
         ValueError: for a slot that tx does not have, weights in 8 bits, and second moments and
             averages of weights in bfloat16 with a decay rate above 0.995, which would stop
             changing; use `stored` for these.
@@ -233,11 +234,16 @@ def _packed(
         return placement
     assert rule.init is not None
     made: Any = rule.init(torch.zeros(PROBE, device="cpu"))  # "meta" takes longer, imports sympy
+    whole = [x is not None and not (x.is_floating_point() or x.is_complex()) for x in made]
     like = [x is not None and x.shape == PROBE and x.is_floating_point() for x in made]
     codecs: dict[str, Any] = {}
     for j, (field, name) in enumerate(zip(storage.fields, names, strict=True)):
         kind = next((kind for pattern, kind in patterns if fits(pattern, name)), None)
         if kind is None or (not explicit and (not like[j] or field in storage.weights)):
+            continue
+        if whole[j]:
+            if any(pattern == name for pattern, _ in patterns):
+                raise _not_real("stored", placement, name, made[j])
             continue
         _check_slot("stored", rule, field, name, kind, seed)
         codecs[field] = InBlocks(_cells(kind, field not in storage.nonnegative), block, j)
@@ -270,6 +276,9 @@ def _in_dtypes(
             kind = str(dtype).removeprefix("torch.")
             _check_slot("slot_dtypes", rule, field, name, kind, None)
     first: Any = rule.init
+    for name, dtype, x in zip(names, own, first(torch.zeros(PROBE, device="cpu")), strict=True):
+        if dtype is not None and x is not None and not (x.is_floating_point() or x.is_complex()):
+            raise _not_real("slot_dtypes", placement, name, x)
 
     def init(p: Tensor) -> Any:
         made = first(p)
@@ -279,6 +288,13 @@ def _in_dtypes(
         return type(made)(*[x.to(kept) if kept and x is not None else x for x, kept in pairs])
 
     return placement.initialized(init)
+
+
+def _not_real(who: str, placement: Placement, name: str, x: Tensor) -> TypeError:
+    return TypeError(
+        f"{who} cannot keep the slot {name!r} of {placement.name or 'a rule'} in fewer bits, since "
+        f"it has the dtype {x.dtype}; name slots of floating-point numbers only."
+    )
 
 
 def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:

@@ -15,7 +15,14 @@ from torch import Tensor
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.numbers import Numbers, Own, as_args, in_turn, parts_of, plain
 from functional_optim.core.ownership import Partition, run_owned, slot_parts_of
-from functional_optim.core.returned import are_slots, check_kind, checked_sums, no_pair, no_slots
+from functional_optim.core.returned import (
+    are_slots,
+    check_kind,
+    checked_sums,
+    no_pair,
+    no_slots,
+    watched,
+)
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
 from functional_optim.core.storage import (
     Slots,
@@ -56,7 +63,8 @@ def run(
     batched rule gets all updates of one shape at once. A rule with a lookback also gets the input
     of an earlier rule. torch.autocast casts nothing here.
     """
-    return modes.uncast(leaves[0].p.device.type if leaves else "cpu", _run, placements, leaves)
+    device = leaves[0].p.device.type if leaves else "cpu"
+    return modes.uncast(device, watched, _run, placements, leaves)
 
 
 def _run(

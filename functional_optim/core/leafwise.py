@@ -146,8 +146,9 @@ def leafwise(
         update: `update(u, slots, p, *numbers)` returns `(u, slots)`. It may only use operations on
             tensors, in place only on tensors that it has created. It may close over bools, strings
             and ints, but not over a number that may change: return such numbers from `scalars`.
-            Half types are converted to float32, complex tensors to real pairs; slots are cast back
-            to their dtype automatically. Several of them, variants of one rule, if `runs` has
+            Half types are converted to float32, complex tensors to real pairs, and slots of float64
+            to float32 unless the parameter is of float64; slots are cast back to their dtype
+            automatically. Several of them, variants of one rule, if `runs` has
             `choose`.
         scalars: `scalars(t)` returns the values that all tensors share at step t, which starts at
             1: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose entries
@@ -296,7 +297,17 @@ def _check_functions(
 
 def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
     """The NamedTuple that `init` of a rule returns."""
-    probe = init(torch.zeros((1, 1), device="cpu"))
+    try:
+        probe = init(torch.zeros((1, 1), device="cpu"))
+    except Exception as error:
+        try:
+            probe = init(torch.zeros((1, 1, 1, 1), device="cpu"))  # a kernel of a convolution
+        except Exception:
+            raise TypeError(
+                f"init of the rule {name!r} failed for a tensor of shape (1, 1), which is how its "
+                f"slots are found ({type(error).__name__}: {error}); let it return slots for any "
+                "shape, with None for those that a tensor does not need."
+            ) from error
     if not hasattr(probe, "_fields"):
         raise TypeError(
             f"init of the rule {name!r} returned a {type(probe).__name__}; return a NamedTuple "

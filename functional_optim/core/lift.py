@@ -29,7 +29,7 @@ from functional_optim.core.scalars import Caster, StepScalars
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import stands_beside
 from functional_optim.core.totals import given_totals
-from functional_optim.core.traits import check_part, of_package
+from functional_optim.core.traits import check_part, check_sizes, of_package
 from functional_optim.kernels.private import keep_numbers_open
 
 
@@ -119,7 +119,8 @@ def lift(
             if places is None:
                 return empty
             kind = kind_of(places)
-            return tuple(kind.put(empty, [init_slots(x.rule, p, path) for x in kind.placements]))
+            new = [init_slots(x.rule, p, path) for x in kind.placements]
+            return _separate(kind.put(empty, new), p, p)
 
         check_parts(placements, tree.items(params))
         columns = tree.map_unzip_with_path(len(keys), first, params)
@@ -185,10 +186,14 @@ def lift(
             used, names = part_of(placements, layout, at)
             groups = [group.reindexed(at) for group in groups]
         step = StepScalars(used, t, carry_of(names, state.carry), extra)
+        clones = seen or torch.compiler.is_compiling()
         if not seen and not modes.traced():
             check_groups(groups, step)
-            if of_package(placements):
+            clones = of_package(placements)  # which clone the gradients that they keep
+            if clones:
                 look.note(given)
+            for group in () if clones else groups:
+                check_sizes(group.kind.placements, [row.p for row in group.rows])
         while step.proceed():
             if totals is None or before is None or totals.alone:
                 step.advance(measured(groups, step))
@@ -210,7 +215,8 @@ def lift(
             if row is None or k not in found:
                 return (None, *slots)
             u, new = found[k]
-            return (u, *row.kind.put(slots, new))
+            own = row.kind.put(slots, new)
+            return (u, *(own if clones else _separate(own, g, p)))
 
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
         carried = {**state.carry, **stored_carry(used, names, state.carry, step.carried)}
@@ -227,6 +233,26 @@ def lift(
         return updates, State(state.step + 1, carried, slots, hyper)
 
     return init, update
+
+
+def _separate(slots: Sequence[Any], g: Tensor, p: Tensor) -> tuple[Any, ...]:
+    """New slots, with copies of those that share the memory of a gradient or a parameter, or are
+    expanded: later steps write to all of these in place."""
+    found = tuple([x.clone() if x is g or x is p else x for x in slots])
+    if not found or modes.traced():
+        return found
+    places = {_place(g), _place(p)} - {0}
+    return tuple([x.clone() if _place(x) in places or _is_expanded(x) else x for x in found])
+
+
+def _place(x: Any) -> int:
+    """Where the memory of a plain tensor is; 0 for all others."""
+    known = type(x) in memory.PLAIN and x.layout is torch.strided
+    return x.untyped_storage().data_ptr() if known else 0
+
+
+def _is_expanded(x: Any) -> bool:
+    return bool(_place(x)) and not x.is_contiguous() and 0 in x.stride()
 
 
 def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:

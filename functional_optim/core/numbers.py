@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core import modes
 from functional_optim.kernels import ops
 
 Numbers = tuple[Any, ...]
@@ -88,7 +89,7 @@ class Form(NamedTuple):
     """The structure of scalars.
 
     record: the type of their tuple. each: for each entry the form of a tuple, or the kind of a
-    number: int or bool, object for a large one, float for all others.
+    number: int or bool, object for a large int, float for all others. A tensor of a bool is a bool.
     """
 
     record: type
@@ -107,6 +108,8 @@ def form_of(own: Numbers) -> Form:
 def _kind(x: Any) -> Any:
     if isinstance(x, int):
         return type(x) if abs(x) < LARGE else object
+    if isinstance(x, Tensor):
+        return bool if x.dtype is torch.bool else float
     return form_of(x) if isinstance(x, tuple) else float
 
 
@@ -176,6 +179,78 @@ def _is_list(x: Any) -> bool:
     return type(x) in (list, tuple)
 
 
+class StepFlag(StepNumber):
+    """A 0-dim tensor of a bool that arithmetic takes for the number 0 or 1, as Python's is.
+
+    With masks and as a condition it is a bool. A plain tensor of bools cannot be subtracted.
+
+    bare: the plain tensor, unless torch.compile is tracing. Dispatch modes refuse other classes.
+    """
+
+    bare: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Tensor:
+        """A plain 0-dim tensor of a bool as a flag."""
+        found = x.as_subclass(cls)
+        if not torch.compiler.is_compiling():
+            found.bare = x
+        return found
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name, traced = kwargs or {}, getattr(func, "__name__", ""), modes.traced()
+        flat = [y for x in (*args, *kwargs.values()) for y in (x if _is_list(x) else (x,))]
+        others = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, StepNumber)]
+        dtype = None
+        if not others and name in ARITHMETIC:
+            dtype = torch.float64
+        elif name in SUBTRACTION and any(x.dtype is not torch.bool for x in others):
+            dtype = torch.int64
+
+        def read(x: Any) -> Any:
+            if _is_list(x):
+                return type(x)([read(y) for y in x])
+            if not isinstance(x, cls):
+                return x
+            x = _without_class(x)
+            x = x if dtype is None else x.to(dtype)
+            return x if traced else x.as_subclass(StepNumber)
+
+        found = func(*map(read, args), **{key: read(x) for key, x in kwargs.items()})
+        flag = not others and isinstance(found, Tensor) and found.dtype is torch.bool
+        return cls.of(found) if flag else found
+
+
+SUBTRACTION = frozenset(("sub", "subtract", "rsub", "__sub__", "__rsub__"))
+"""Functions that refuse tensors of bools."""
+
+ARITHMETIC = SUBTRACTION | {
+    "abs", "add", "div", "divide", "float_power", "mul", "multiply", "neg", "negative", "pow",
+    "rdiv", "true_divide", "__abs__", "__add__", "__mul__", "__neg__", "__pow__", "__radd__",
+    "__rdiv__", "__rmul__", "__rpow__", "__rtruediv__", "__truediv__",
+}  # fmt: skip
+"""Functions that compute with bools of Python as with numbers."""
+
+
+def flag_of(x: Any, device: torch.device | str) -> Tensor:
+    """A bool among the scalars of a step as rules see it."""
+    if not isinstance(x, Tensor):
+        x = torch.full((), x, dtype=torch.bool, device=device)
+    return StepFlag.of(x.to(device).reshape(()))
+
+
+def _without_class(x: StepFlag) -> Tensor:
+    """A flag as a plain tensor; torch.compile traces neither its attribute nor `_plain`."""
+    if not torch.compiler.is_compiling():
+        return x.bare
+    return Tensor.__torch_function__(Tensor.detach, (), (x,))
+
+
 def plain(x: Any) -> Any:
     """The return value of a rule, which may depend on scalars of the step only."""
+    if type(x) is StepFlag:
+        return _without_class(x)
     return _plain(Tensor.as_subclass, (x, Tensor)) if type(x) is StepNumber else x

@@ -21,7 +21,7 @@ from functional_optim.core import base
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
 from functional_optim.core.modes import with_cpu_as_default
-from functional_optim.core.numbers import Form, kinds_of, tensor_of, with_forms
+from functional_optim.core.numbers import Form, flag_of, kinds_of, tensor_of, with_forms
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.small import (
     check_shapes,
@@ -307,20 +307,31 @@ class Body:
         made = partial(self.made, block=block)
         for _ in range(3):  # another thread may draw, too
             before = None if self.own else record.drawn()
-            try:
-                found = record.record(made, tensors, self.count, self._name, keep=keep)
-            except (RuleError, Unsuitable):
-                raise
-            except Exception as error:  # from a rule that does not support this shape
-                raise Unsuitable(f"{type(error).__name__}: {error}") from error
+            found = self._recording(made, tensors, keep)
             if self.own or before == record.drawn():
                 break
         else:
-            raise self._changing()
+            found = self._beside_draws(made, tensors, keep)
         node = found.opaque()
         if node is not None:
             raise Unsuitable(node.what, node.rule)
         return found
+
+    def _beside_draws(self, made: Any, tensors: list[Tensor], keep: bool) -> Graph:
+        """A recording while another thread draws all the time; RuleError for a rule that draws."""
+        if record.others_draw():
+            found, again = (self._recording(made, tensors, keep) for _ in range(2))
+            if graphs.same(found, again) and not graphs.differing(found, again):
+                return found
+        raise self._changing()
+
+    def _recording(self, made: Any, tensors: list[Tensor], keep: bool) -> Graph:
+        try:
+            return record.record(made, tensors, self.count, self._name, keep=keep)
+        except (RuleError, Unsuitable):
+            raise
+        except Exception as error:  # from a rule that does not support this shape
+            raise Unsuitable(f"{type(error).__name__}: {error}") from error
 
     def tensors(
         self, g: Tensor, p: Tensor, slots: Sequence[Slots], shape: tuple[int, ...]
@@ -354,7 +365,10 @@ class Body:
             placements = [_watched(x, recorder, k, inside) for k, x in enumerate(placements)]
         flat: list[Any] = vector.tolist() if recorder is None else [*vector.unbind()]
         for i, kind in self.whole.items():
-            flat[i] = kind(flat[i]) if recorder is None else recorder.whole(flat[i], kind)
+            if recorder is not None:
+                flat[i] = recorder.whole(flat[i], kind)
+            else:
+                flat[i] = flag_of(flat[i] != 0, "cpu") if kind is bool else kind(flat[i])
         numbers = with_forms(iter(flat), self.forms)
         leaf = Leaf(g, p, with_missing(rest, self.missing), numbers)
         kept: list[Tensor | None] = [None] * len(tensors)

@@ -1,12 +1,18 @@
-"""Checks of the return values of a rule's functions."""
+"""Checks of what a rule's functions return, and of what they write to."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from functional_optim.core.rule import Rule
+from functional_optim.core.rule import Placement, Rule
+from functional_optim.kernels.node import RuleError
+
+if TYPE_CHECKING:
+    from functional_optim.core.execution import Leaf
 
 
 def no_pair(rule: Rule, found: Any) -> TypeError:
@@ -54,6 +60,51 @@ def check_kind(rule: Rule, what: str, x: Tensor, like: Tensor) -> None:
     raise TypeError(
         f"update of the rule {rule.name!r} returned {what} {kind}; return one {wanted}."
     )
+
+
+def watched(run: Any, placements: Sequence[Placement], leaves: Sequence[Leaf]) -> Any:
+    """What rules return; RuleError if one has written into tensors that it was given."""
+    before = _versions(leaves)
+    found = run(placements, leaves)
+    if before != _versions(leaves):
+        _check_written(run, placements, leaves)
+    return found
+
+
+def _versions(leaves: Sequence[Leaf]) -> list[int]:
+    """How often each tensor of a step was written to; empty where torch does not count that."""
+    if torch.compiler.is_compiling():
+        return []
+    try:
+        return [x._version for leaf in leaves for x in _tensors_of(leaf)]
+    except RuntimeError:  # of inference mode
+        return []
+
+
+def _tensors_of(leaf: Leaf) -> list[Tensor]:
+    return [leaf.g, leaf.p, *[x for own in leaf.slots for x in own if x is not None]]
+
+
+def _check_written(run: Any, placements: Sequence[Placement], leaves: Sequence[Leaf]) -> None:
+    """Raise RuleError if a rule writes into copies of tensors: into these, another thread may have
+    written."""
+    for k, placement in enumerate(placements):
+        copies = [
+            leaf._replace(
+                g=leaf.g.clone(),
+                p=leaf.p.clone(),
+                slots=[tuple([x if x is None else x.clone() for x in own]) for own in leaf.slots],
+            )
+            for leaf in leaves
+        ]
+        before = _versions(copies)
+        with torch.no_grad():
+            run(placements[: k + 1], copies)
+        if before != _versions(copies):
+            raise RuleError(
+                f"the rule {placement.name!r} writes in place into a tensor that it was given; "
+                "return new tensors instead, e.g. m = m * 0.9 instead of m.mul_(0.9)."
+            )
 
 
 def checked_sums(what: str, found: Any) -> Any:

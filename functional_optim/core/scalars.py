@@ -16,8 +16,10 @@ from functional_optim.core.numbers import (
     Numbers,
     Own,
     StepNumber,
+    flag_of,
     flat_numbers,
     form_of,
+    kinds_of,
     parts_of,
     with_forms,
 )
@@ -188,7 +190,7 @@ class StepScalars:
         """The scalar of the gates before a rule: above 0 if all are open."""
         which, _, values = parts_of(self.numbers[i - self.placements[i].gate])
         if not which:
-            return _known(values[0])
+            return _as_number(_known(values[0]))
         return _known(which[0] * values[0] if values else which[0])
 
     def time_of(self, i: int) -> Any:
@@ -204,6 +206,12 @@ def _known(choice: Any) -> Any:
     if type(choice) is Tensor and choice.device.type == "cpu" and not modes.traced():
         return choice.item()
     return choice
+
+
+def _as_number(x: Any) -> Any:
+    """A gate's scalar, as a number if it is a bool."""
+    flag = isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype is torch.bool)
+    return numeric.float64(x) if flag else x
 
 
 def _refused(placement: Placement) -> NoReturn:
@@ -266,11 +274,13 @@ class Caster:
     Python numbers do not change, and 0-dim tensors are treated like them (`StepNumber`). A traced
     step and one inside torch.func gets them in the compute dtype, stacked and unbound:
     torch.compile then stores them once instead of inlining their computation into every loop.
+    Bools are `StepFlag`s in all steps, except those that tell whether a rule acts.
     """
 
     def __init__(self, numbers: Sequence[Numbers]) -> None:
         self.flat = flat_numbers(numbers)
         self.forms = list(map(form_of, numbers))
+        self.kinds = kinds_of(self.forms)
         self.traced = modes.traced()
         self.cast: dict[tuple[torch.dtype, torch.device], list[Numbers]] = {}
 
@@ -292,5 +302,8 @@ class Caster:
                 ready = [x.as_subclass(StepNumber) for x in ready]
             supply = iter(ready)
             flat = [next(supply) if isinstance(x, Tensor) else x for x in self.flat]
+            for i, kind in enumerate(self.kinds):
+                if kind is bool:
+                    flat[i] = flag_of(self.flat[i], device)
             self.cast[key] = with_forms(iter(flat), self.forms)
         return self.cast[key]

@@ -278,7 +278,10 @@ def encoded_slots(
     return tuple(stored)
 
 
-WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+WHOLE = frozenset((
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+))  # fmt: skip
 """The dtypes of slots that rules get unchanged."""
 
 SMALL = 1 << 15

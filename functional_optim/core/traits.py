@@ -27,12 +27,12 @@ from functional_optim.core.recording import Body, functions_of, key_of
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.scalars import StepScalars
 from functional_optim.core.small import filled, small_shapes
-from functional_optim.core.storage import Slots
+from functional_optim.core.storage import SMALL, Slots
 from functional_optim.core.totals import nothing_measured
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own
-from functional_optim.kernels.node import Unsuitable
+from functional_optim.kernels.node import RuleError, Unsuitable
 
 
 class _Anything(dict[str, Any]):
@@ -180,6 +180,47 @@ def check_rules(
         _checked.add(_looks(placements[k], p))
 
 
+_reading_sizes: set[Any] = set()
+"""Checked rules that ask for sizes, and may do something else for tensors of other shapes."""
+
+
+def check_sizes(placements: Sequence[Placement], params: Sequence[Tensor]) -> None:
+    """Raise RuleError for a rule that is not supported for the shape of one of these tensors."""
+    if not _reading_sizes:
+        return
+    for placement in placements:
+        kinds = {(p.dim(), p.dtype): p for p in params}
+        looks = {kind: _looks(placement, p) for kind, p in kinds.items()}
+        for p in params:
+            own = looks[p.dim(), p.dtype]
+            if own in _reading_sizes and (own, p.shape) not in _checked:
+                with suppress(Unsuitable):
+                    _check_size(placement, p)
+                _checked.add((own, p.shape))
+
+
+def _check_size(placement: Placement, p: Tensor) -> None:
+    device = "cpu" if p.numel() <= SMALL else "meta"
+    like = torch.empty(p.shape, dtype=p.dtype, device=device)
+    for one in variants(placement):
+        body, _, _ = _alone(one, p)
+        slots = init_slots_as(body.placements[0].rule, like, ())
+        body.find(like, like, [slots])
+
+
+def _check_writes(body: Body, tiny: Tensor, slots: Slots) -> None:
+    """Raise RuleError if a rule without a graph writes into its arguments."""
+    given = body.tensors(tiny, tiny, [slots], tuple(tiny.shape))
+    numbers = torch.full((body.count,), 0.5, dtype=torch.float64, device="cpu")
+    try:
+        with torch.no_grad():
+            body.made(None, given, numbers)
+    except RuleError:
+        raise
+    except Exception:  # from a rule that does not support this shape, which the step tells
+        return
+
+
 def _looks(placement: Placement, p: Tensor) -> Any:
     return (key_of(placement), placement.rule.runs.batched, p.dim(), p.dtype)
 
@@ -205,7 +246,12 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor, *, early: bool) ->
     for one in variants(placement):
         with suppress(Unsuitable):  # it runs eagerly
             body, tiny, slots = _alone(one, p, numbers)
-            body.find(tiny, tiny, [slots])
+            try:
+                if body.find(tiny, tiny, [slots]).graph.reads_sizes:
+                    _reading_sizes.add(_looks(placement, p))
+            except Unsuitable:
+                _check_writes(body, tiny, slots)
+                raise
             if rule.reduce is not None:
                 given = rule.numbers_before(1.0, rule.carry or ())
                 measures = Body(body.placements, body.missing, (form_of(given),), "reduce")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -398,8 +399,15 @@ def record(
 
 def drawn() -> Any:
     """The state of the generators of Python and NumPy that all share, to see whether it changes."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is None:
+    get_state = getattr(sys.modules.get("numpy.random"), "get_state", None)
+    if get_state is None:  # not imported, or another thread is importing it
         return random.getstate()
-    _, words, at, *_ = numpy.get_state()
+    _, words, at, *_ = get_state()
     return random.getstate(), words.tobytes(), at
+
+
+def others_draw() -> bool:
+    """Whether other threads are drawing from these generators."""
+    before = drawn()
+    time.sleep(0.05)
+    return drawn() != before

@@ -124,6 +124,7 @@ SLOTS: dict[str, tuple[str, Any, str]] = {
     "a float for a tensor": ("exp_avg", 1.0, ""),
     "a string": ("exp_avg", "x", "is a str"),
     "an array": ("exp_avg", torch.zeros(2, 4).numpy(), "is a numpy array"),
+    "a sparse tensor": ("exp_avg", torch.ones(2, 4).to_sparse(), "is a tensor of torch.sparse_coo"),
     "no values": ("exp_avg", torch.empty(2, 4, device="meta"), "is on the meta device"),
     "NaN steps": ("step", torch.tensor(torch.nan), "is nan"),
     "negative steps": ("step", -1.0, "is -1.0"),

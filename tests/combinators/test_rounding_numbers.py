@@ -1,11 +1,14 @@
-"""The random numbers by which packed slots are rounded: even, and independent of each other."""
+"""The random numbers by which packed slots are rounded: even, and independent of each other. Slots
+that are not rounded."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+import functional_optim as fo
 from functional_optim.core.codecs import rounding_key, words
 
 PLACES = torch.arange(1 << 19, dtype=torch.int32)
@@ -50,3 +53,24 @@ def test_each_bit_is_as_often_set_as_not(slot):
     for bit in range(16, 32):
         share = float((own >> bit & 1).double().mean())
         assert abs(share - 0.5) < 4 * 0.5 / math.sqrt(len(PLACES))
+
+
+class Counted(NamedTuple):
+    seen: Tensor
+    mean: Tensor
+
+
+def test_slots_of_whole_numbers_are_not_packed():
+    def init(p: Tensor) -> Counted:
+        return Counted(torch.zeros(p.shape, dtype=torch.int32), torch.zeros_like(p))
+
+    tx, p = fo.leafwise(init, lambda u, s, p: (u, s), name="counted"), torch.zeros(32, 32)
+    packed = fo.stored(tx, {"*": "int8"}, min_size=0, where="*")
+    assert packed.init({"w": p}).slots["seen"]["w"].dtype is torch.int32
+    assert "mean.int8" in packed.init({"w": p}).slots
+    for make in (fo.stored(tx, "int8"), tx):
+        assert make.init(p).slots["seen"].dtype is torch.int32
+    with pytest.raises(TypeError, match=r"'seen' of counted .* torch.int32"):
+        fo.stored(tx, {"seen": "int4", "*": "int8"})
+    with pytest.raises(TypeError, match=r"'seen' of counted .* torch.int32"):
+        fo.slot_dtypes(tx, seen=torch.float16)

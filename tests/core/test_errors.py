@@ -460,3 +460,13 @@ def test_full_weights_takes_the_object_not_its_state():
 def test_a_transformation_is_no_tree(words, call):
     with pytest.raises(TypeError, match=f"{words}.* but got a Leafwise"):
         call(fo.sgd())
+
+
+def test_an_init_for_other_shapes_is_named_and_one_for_kernels_is_tried():
+    def of_dim(dim: int) -> Any:
+        return lambda p: Velocity(torch.zeros(p.shape[dim]))
+
+    with pytest.raises(TypeError, match=r"init of the rule 'mine' failed for .* \(1, 1\).*IndexE"):
+        fo.leafwise(of_dim(4), lambda u, s, p: (u, s), name="mine")
+    tx = fo.leafwise(of_dim(3), lambda u, s, p: (u, s), name="mine")
+    assert tx.init(torch.zeros(2, 3, 5, 7)).slots["velocity"].shape == (7,)

@@ -1,6 +1,7 @@
 """Tensors that a step writes in place share no memory: neither parameters nor their slots."""
 
 import re
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -140,3 +141,40 @@ def test_a_slot_with_the_memory_of_something_else_is_refused(whose):
     with pytest.raises(ValueError, match=r"the slot 'exp_avg_sq' of parameter 'w' share"):
         fo.compile(tx)({"w": torch.ones(3)}, state, params)
     assert params["w"].tolist() == [1.0] * 3
+
+
+class Previous(NamedTuple):
+    previous: torch.Tensor
+
+
+KEPT = {
+    "the gradient": lambda u, p: u,
+    "a view of the gradient": lambda u, p: u[:],
+    "the parameter": lambda u, p: p,
+    "an expanded tensor": lambda u, p: u[:1].clone().expand(4),
+}
+
+
+@pytest.mark.parametrize(
+    ("kept", "mapped"),
+    [*[(kept, False) for kept in KEPT], ("the gradient", True), ("the parameter", True)],
+)
+def test_a_slot_that_a_rule_is_given_is_copied(kept, mapped):
+    """Gradients and parameters change in place after an update, but a state does not."""
+    tx = fo.leafwise(Previous, lambda u, s, p: (u - s.previous, Previous(KEPT[kept](u, p))))
+    g, p = torch.ones(4), torch.zeros(4)
+    state = tx.init(p)
+    if mapped:
+        _, (_, _, slots, _) = torch.vmap(lambda g: tx.update(g, state, p))(g[None])
+        found = slots["previous"][0]
+    else:
+        _, state = tx.update(g, state, p)
+        found = state.slots["previous"]
+        fo.compile(tx)(torch.full((4,), 5.0), state, p.clone())
+        found = tx.update(torch.ones(4), tx.init(p), p)[1].slots["previous"]
+    wanted = found.tolist()
+    assert g.tolist() == [1.0] * 4
+    g.zero_()
+    p.fill_(7.0)
+    assert found.tolist() == wanted
+    assert tx.init(p).slots["previous"].data_ptr() != p.data_ptr()

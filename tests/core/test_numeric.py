@@ -7,12 +7,19 @@ compared everywhere else.
 import inspect
 import math
 import re
+import warnings
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers import assert_close, clone
 from hypothesis import example, given
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from ways import by_eager_object, by_function, by_object, by_update
 
+import functional_optim as fo
 from functional_optim import numeric
 from functional_optim.engine.plan import filling
 
@@ -160,3 +167,54 @@ def test_the_least_value_is_allowed():
     numeric.check_least("it", 2, steps=2)
     with pytest.raises(ValueError, match=re.escape("it needs steps of at least 2, but got 1.5.")):
         numeric.check_least("it", 2, steps=1.5)
+
+
+def numbers_of_flags(u: Tensor, early: Any, rate: Any) -> tuple[Tensor, ...]:
+    return u * (1 - early), early * u, u - early, u * (0.9 * early + rate), u * (rate - ~early)
+
+
+def masks_of_flags(u: Tensor, early: Any, rate: Any) -> tuple[Tensor, ...]:
+    mask = u > 0
+    chosen = torch.where(early, u, rate)
+    each = torch.where(mask & early, u, 0), torch.where(mask | ~early, u, 0), u * (mask + early)
+    return *each, chosen, torch.where(mask ^ early, rate, u)
+
+
+@pytest.mark.parametrize("used", [numbers_of_flags, masks_of_flags])
+@pytest.mark.parametrize("lr", [0.7, torch.tensor(0.7)])
+def test_a_comparison_among_the_numbers_of_a_rule_is_a_bool_in_every_way(used, lr):
+    def update(u: Tensor, slots: Any, p: Tensor, early: Any, high: Any, rate: Any) -> Any:
+        found = [*used(u, early, rate), *used(u, high, rate)]
+        return sum([(k + 1) * x for k, x in enumerate(found)]), slots
+
+    def scalars(t, *, lr):
+        return t <= 1, lr > 0.5, lr / 3
+
+    tx = fo.leafwise(None, update, scalars, hyper={"lr": lr}, name="flags")
+    params, grads = {"w": torch.zeros(3)}, [{"w": torch.tensor([1.0, -1.0, 2.0])}] * 2
+    g, state = grads[0], tx.init(params)
+    early, high, rate = torch.tensor(True), torch.tensor(True), 0.7 / 3
+    wanted, _ = by_update(tx, params, grads)
+    if used is masks_of_flags:
+        own = [*used(g["w"], early, rate), *used(g["w"], high, rate)]
+        first = sum([(k + 1) * x for k, x in enumerate(own)])
+        assert_close(tx.update(g, state, params)[0]["w"], first, 1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for way in (by_function, by_object, by_eager_object):
+            assert_close(way(tx, clone(params), grads)[0]["w"], wanted["w"], 1e-6)
+    traced = make_fx(lambda g: tx.update(g, state, params)[0])(g)
+    mapped = torch.vmap(lambda g: tx.update({"w": g}, state, params)[0]["w"])
+    now = tx.update(g, state, params)[0]["w"]
+    assert_close(traced(g)["w"], now, 1e-6)
+    assert_close(mapped(g["w"][None])[0], now, 1e-6)
+
+
+def test_a_comparison_among_the_numbers_of_a_rule_is_traced(fresh_dynamo):
+    def update(u: Tensor, slots: Any, p: Tensor, early: Any) -> Any:
+        return u * (1 - early) + torch.where((u > 0) & early, u, 0.5), slots
+
+    tx = fo.leafwise(None, update, lambda t: (t <= 1,), name="flag")
+    p, g = torch.zeros(2), torch.tensor([1.0, -1.0])
+    run = torch.compile(lambda g: tx.update(g, tx.init(p), p)[0], backend="eager", fullgraph=True)
+    assert run(g).tolist() == tx.update(g, tx.init(p), p)[0].tolist() == [1.0, 0.5]

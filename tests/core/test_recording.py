@@ -1,6 +1,10 @@
 """What a rule is by its graph: axes, reductions, constants of shapes, places; and what has none."""
 
 import gc
+import random
+import sys
+import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -233,3 +237,39 @@ def test_gradients_of_the_first_step_are_freed():
     del grads, g
     gc.collect()
     assert [g() for g in kept] == [None] * 4
+
+
+def of_twenty_operations(constant: Callable[[], float]) -> Any:
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        for _ in range(20):
+            u = (1.01 * u).tanh() / (1 + u.norm())
+        return constant() * u, slots
+
+    return fo.leafwise(None, update, name="mine")
+
+
+def test_a_rule_may_be_recorded_while_another_thread_draws():
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            random.random()
+
+    thread = threading.Thread(target=draw)
+    p = torch.ones(3)
+    thread.start()
+    try:
+        tx = of_twenty_operations(lambda: 2.0)
+        assert tx.update(p, tx.init(p), p)[0].isfinite().all()
+        tx = of_twenty_operations(random.random)
+        with pytest.raises(ValueError, match="computes with other numbers"):
+            tx.update(p, tx.init(p), p)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_module_that_another_thread_is_importing_is_left_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy.random", types.ModuleType("numpy.random"))
+    p, tx = torch.ones(3), of_twenty_operations(lambda: 3.0)
+    assert tx.update(p, tx.init(p), p)[0].isfinite().all()

@@ -230,7 +230,7 @@ WHOLE = {
     "packed": lambda: fo.stored(fo.adam(0.1), "int8", where="*", min_size=0),
     "columns": lambda: fo.leafwise(columns, lambda u, x, p: (u, Columns(x.columns + u.sum(0)))),
     "a norm": lambda: fo.leafwise(None, lambda u, x, p: (u / u.norm(), x), name="unit"),
-    "cautious": lambda: fo.cautious(fo.flatten(fo.sgd(0.1))),
+    "cautious": lambda: fo.cautious(fo.flatten(fo.trace(0.9))),
     "parts of a matrix": lambda: fo.as_matrix(fo.muon(0.1), split=2),
 }
 

@@ -222,6 +222,10 @@ REFUSED = {
         for name, update in every.items()
     },
     "writes_into_a_slot": Refusal(("in place",), {"init": momentum, "update": writes_into_a_slot}),
+    "writes_where_it_has_no_graph": Refusal(
+        ("writes in place",),
+        {"update": lambda u, slots, p: (u.mul_(getattr(p, "rate", 0.5)), slots)},
+    ),
     "reads_in_reduce": Refusal(
         ("reads a value",), {"update": divided, "reduce": reads_while_reducing}
     ),
@@ -269,7 +273,42 @@ def test_a_rule_that_cannot_be_run_is_refused_before_anything_is_changed(name, w
         assert torch.equal(torch.get_rng_state(), drawn), "numbers were drawn"
 
 
+def writes_if_large(u: Tensor, slots: Any, p: Tensor) -> Any:
+    return (u.mul_(0.5) if u.numel() > 250 else 0.5 * u), slots
+
+
+def writes_late_if_large(u: Tensor, slots: Any, p: Tensor) -> Any:
+    u = u if u.numel() <= 250 else u.mul_(getattr(p, "rate", 0.5))
+    return u.cumsum(-1), slots
+
+
+@pytest.mark.parametrize("update", [writes_if_large, writes_late_if_large])
+def test_an_update_refuses_a_rule_that_writes_into_large_tensors_only(update):
+    tx, p = fo.leafwise(None, update, name="by_size"), torch.zeros(300)
+    tx.update(p[:200], tx.init(p[:200]), p[:200])
+    g = torch.ones(300)
+    with pytest.raises(ValueError, match="'by_size' writes in place"):
+        tx.update(g, tx.init(p), p)
+    if update is writes_if_large:
+        assert g.tolist() == [1.0] * 300
+
+
 # ---------------------------------------------------------------- slots
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.int64])
+@pytest.mark.parametrize("way", [by_update, by_function])
+def test_a_rule_gets_whole_numbers_in_the_dtype_in_which_they_are_stored(dtype, way):
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        return u * (slots.exp_avg.dtype is dtype), Momentum(slots.exp_avg ^ 1)
+
+    large = min(torch.iinfo(dtype).max, 2**60 + 3) - 2
+    tx = fo.leafwise(lambda p: Momentum(torch.full(p.shape, large).to(dtype)), update, name="bits")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        params, slots = way(tx, {"w": torch.zeros(2)}, [{"w": torch.ones(2)}] * 2)
+    assert slots["exp_avg"]["w"].tolist() == [large] * 2
+    assert params["w"].tolist() == [2.0] * 2
+
+
 def test_what_slots_cannot_be_is_refused():
     def update(u: Tensor, slots: Any, p: Tensor) -> Any:
         return u, slots

@@ -221,8 +221,8 @@ an example that is not finite spoils the sum of all
 ? transforms/test_privacy.py -k influence
 = functional_optim/transforms/by_path.py
 the first block decays as the input does
-- depths[path] = 1 + found[path][1] if
-+ depths[path] = found[path][1] if
+- in enumerate(numbers, 1)
++ in enumerate(numbers)
 ? transforms/test_by_path.py -k decay
 = functional_optim/transforms/normalizing.py
 the sign of a NaN is 0

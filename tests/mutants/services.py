@@ -204,8 +204,8 @@ dead parameters are told to move too slowly
 - if medians[path] == 0} | set(_dead_in(history))
 + if medians[path] == 0}
 the norm of all parameters is the sum of theirs
-- squares[step] = squares.get(step, 0.0) + x * x
-+ squares[step] = (squares.get(step, 0.0) ** 0.5 + x) ** 2
+- squares[at] = squares.get(at, 0.0) + x * x
++ squares[at] = (squares.get(at, 0.0) ** 0.5 + x) ** 2
 = docs/algorithms/lion.md
 the page of an algorithm names a slot that there is not
 - | `exp_avg` |

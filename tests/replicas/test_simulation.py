@@ -194,6 +194,16 @@ def test_equal_replicas_may_begin_together():
     assert result.returned[1][1] == fo.replicas.Decision(True, False, 1, 3)
 
 
+def test_a_group_goes_on_from_the_step_of_a_checkpoint():
+    def worker(group):
+        group.step = 5 if group.rank else 4
+        group.start()
+        return group.decide(), group.step
+
+    for decision, step in Simulation(2, init_sync=False).run(worker).returned.values():
+        assert decision.committed and decision.step == step == 6
+
+
 def test_a_mean_is_summed_in_the_order_of_ranks_and_half_types_in_float32():
     x = torch.tensor([[1e8, 0.1], [1.0, 0.2], [-1e8, 0.3]])
 

@@ -127,6 +127,7 @@ class Group:
         self.members: dict[int, SimulatedMember] = {}
         self._waiting: dict[SimulatedMember, Any] = {}
         self._round: SimulatedRound | None = None
+        self._begun = False
         self._deadline: float | None = None
 
     # ---------------------------------------------------------------- messages
@@ -209,7 +210,11 @@ class Group:
     # ---------------------------------------------------------------- quorums
 
     def join(self, m: SimulatedMember, key: Any) -> None:
-        """A replica asks to start a step."""
+        """A replica asks to start a step. Before the first one, its number of committed steps counts,
+        as of a checkpoint."""
+        if not self._begun:
+            m.held = m.step
+            self.step = max(self.step, m.step)
         self._waiting[m] = key
         self.strike(m, "in start")
         self.form()
@@ -252,6 +257,7 @@ class Group:
         participants = [m for m in there if self.heals_at_start or m not in heal]
         r = self._round = SimulatedRound(self.step, there, participants, source, self.baton.now)
         r.saved = {m: _saved(source) for m in heal}
+        self._begun = True
         self._deadline = None
         self._watch(r)
         for m in there:
