@@ -13,7 +13,7 @@ from functional_optim import numeric
 from functional_optim.adapters.ready_made import ReadyMade
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.core.codecs import rounding_key
-from functional_optim.core.storage import closed, opened
+from functional_optim.core.storage import closed, opened, wide_dtype
 from functional_optim.engine.group import Compile
 from functional_optim.estimators.diagonals import by_parts, with_estimate
 
@@ -135,7 +135,8 @@ class SophiaG(ReadyMade):
             if batch_size is None or not batch_size > 0:
                 raise ValueError(f"batch_size must be above 0, but got {batch_size!r}.")
             grads = [p.grad for p, _ in known]
-            hessian = [None if g is None else batch_size * by_parts(g, g) for g in grads]
+            wide = [None if g is None else g.to(wide_dtype(g)) for g in grads]  # g² may underflow
+            hessian = [None if g is None else batch_size * by_parts(g, g) for g in wide]
         if len(hessian) != len(known):
             raise ValueError(
                 f"update_hessian got {len(hessian)} estimates for {len(known)} parameters; pass "

@@ -200,8 +200,9 @@ def check_loaded(
         try:
             tx = optimizer.checked_transform(group, in_step=True)
         except KeyError as missing:
+            names = listed([repr(name) for name in optimizer.defaults if name not in group])
             raise ValueError(
-                f"the loaded parameter groups have no {missing}, which "
+                f"the loaded parameter groups have no {names or missing}, which "
                 f"{type(optimizer).__name__} needs; load a checkpoint of the same kind of "
                 "optimizer."
             ) from None

@@ -199,15 +199,39 @@ def of_model(
     mine = {id(p) for group in given for _, p in pairs_in(group)}
     found = kernels_of(model, known, lambda path, p: id(p) in mine and wanted(path, p))
     paths = {id(p): path for path, p in model.named_parameters()}
-    for name, p in [pair for group in given for pair in pairs_in(group)]:
+    pairs = [pair for group in given for pair in pairs_in(group)]
+    for name, p in pairs:
         if id(p) not in paths:
             raise ValueError(
                 f"views= got a model without a parameter {name!r} of shape {tuple(p.shape)}, which "
                 f"{who} has; pass the model whose parameters these are."
             )
-        if paths[id(p)] in found:
-            found.setdefault(name, found[paths[id(p)]])
-    return given, {**hyper, "views": found}
+    return given, {**hyper, "views": _by_given_names(model, found, known, pairs)}
+
+
+def _by_given_names(
+    model: torch.nn.Module,
+    found: dict[str, Any],
+    known: Collection[str],
+    pairs: Iterable[tuple[str, Tensor]],
+) -> dict[str, Any]:
+    """Views of a model also by the names with which parameters are passed, which may be paths of
+    other parameters of the model. known: patterns of the user, which take precedence."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    paths = {id(p): path for path, p in model.named_parameters()}
+    views, seen = dict(found), {}
+    for name, p in pairs:
+        path = name if every.get(name) is p else paths.get(id(p), name)
+        own = found.get(path)
+        if seen.setdefault(name, own) != own:
+            raise ValueError(
+                f"two parameters are called {name!r}, but the model has different matrix views for "
+                "them; pass them by their names in the model, model.named_parameters()."
+            )
+        if name != path and name not in known:
+            views.pop(name, None)
+            views.update({} if own is None else {name: own})
+    return views
 
 
 def named_by(model: torch.nn.Module, given: Any) -> Any:
@@ -247,7 +271,8 @@ def with_kernels(group: Any) -> Any:
     model = group.get("views") if isinstance(group, dict) else None
     if not isinstance(model, torch.nn.Module):
         return group
-    return {**named_by(model, group), "views": kernels_of(model, {}, lambda path, p: False)}
+    group, found = named_by(model, group), kernels_of(model, {}, lambda path, p: False)
+    return {**group, "views": _by_given_names(model, found, (), pairs_in(group))}
 
 
 def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:

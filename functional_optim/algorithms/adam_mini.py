@@ -25,7 +25,7 @@ from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.paths import fits
+from functional_optim.core.paths import Answers
 from functional_optim.kernels.callers import warn
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.rules import SQUARES
@@ -118,6 +118,22 @@ def scale_by_adam_mini(
     )
 
 
+class BlockOfLeaf(Answers):
+    """The block of each leaf: that of the first matching pattern, or the one for its shape."""
+
+    def __call__(self, path: str, leaf: Any) -> str:
+        if block := super().__call__(path, leaf):
+            if block.isdecimal() and (leaf.dim() == 0 or leaf.shape[0] % int(block)):
+                raise ValueError(
+                    f"adam_mini needs {block} parts of the parameter {path!r}, but its shape is "
+                    f"{tuple(leaf.shape)}; pass a number that divides its rows."
+                )
+            return block
+        if leaf.dim() > 1:
+            return "row"
+        return "element" if path.endswith("bias") else "tensor"
+
+
 @factory
 def adam_mini(
     lr: numeric.Hyper = 1e-3,
@@ -148,7 +164,7 @@ def adam_mini(
 
     Raises:
         ValueError: torch.optim.Adam's messages, for hyperparameters out of range; for an unknown
-            option; from a step, for a parameter whose rows cannot be divided into so many parts.
+            option; from init, for a parameter whose rows cannot be divided into so many parts.
         TypeError: for blocks that are no dict; from init, for a complex parameter.
 
     Example::
@@ -171,18 +187,11 @@ def adam_mini(
             warn("adam_mini: the block 'entry' is now called 'element'.", DeprecationWarning)
             given[pattern] = "element"
 
-    def label(path: str, p: Tensor) -> str:
-        for pattern, block in given.items():
-            if fits(pattern, path):
-                return str(block)
-        if p.dim() > 1:
-            return "row"
-        return "element" if path.endswith("bias") else "tensor"
-
     parts: dict[str, GradientTransformation] = {"element": scale_by_adam(betas, eps)}
     others: list[Any] = ["row", "tensor", *given.values()]
     for block in others:
         if block != "element":
             parts[str(block)] = scale_by_adam_mini(betas, eps, block)
-    adapt: Any = partition(parts, label)
+    named = {pattern: str(block) for pattern, block in given.items()}
+    adapt: Any = partition(parts, BlockOfLeaf(named, parts, "blocks", other=""))
     return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

@@ -238,6 +238,8 @@ def scion(
         tensor([0.7000, 1.1000])
     """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
+    if not unconstrained:
+        numeric.check_range("scion", "in [0, 1]", lr=lr)
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
     numeric.check_range("scion", "of 0 or more", radius=radius)
     farthest = scale_by_scion(

@@ -207,6 +207,7 @@ def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str
     """The matrix views of a model, for `views` of `as_matrix` and of `muon_adamw`.
 
     Weights of `torch.nn.Conv1d` to `ConvTranspose3d` are kernels, also if they are parametrized.
+    Weights of transformers' `Conv1D`, the linear layers of GPT-2, are matrices (in, out).
 
     Args:
         model: a module.
@@ -238,14 +239,18 @@ def kernels_of(
     """`matrix_views`, which must describe only the wanted parameters."""
     views_of("matrix_views", views)
     found = {pattern: dict(arguments) for pattern, arguments in views.items()}
+    modules = dict(model.named_modules(remove_duplicate=False))
     for path, p in model.named_parameters(remove_duplicate=False):
-        if p.dim() < 3 or any(fits(pattern, path) for pattern in views):
+        if p.dim() < 2 or any(fits(pattern, path) for pattern in views):
             continue
         owner, parametrized, name = f".{path}".rpartition(".parametrizations.")
         owner = owner if parametrized else f".{path}".rpartition(".")[0]
-        kernel = name in WEIGHTS if parametrized else path.rpartition(".")[2] == "weight"
-        holder = model.get_submodule(owner[1:])
-        if not (kernel and isinstance(holder, CONVOLUTIONS)):
+        weight = name in WEIGHTS if parametrized else path.rpartition(".")[2] == "weight"
+        holder: Any = modules.get(owner[1:])
+        matrix = weight and p.dim() == 2 and _has_inputs_first(holder)
+        if p.dim() == 2 and not matrix:
+            continue
+        if not (matrix or (weight and isinstance(holder, CONVOLUTIONS))):
             if not wanted(path, p):
                 continue
             raise ValueError(
@@ -254,6 +259,12 @@ def kernels_of(
                 f"matrices, views={{{path!r}: {{'kernel': 'auto'}}}} for a kernel."
             )
         found[path] = {"kernel": "auto"}
-        if holder.transposed:
+        if matrix or holder.transposed:
             found[path]["orientation"] = "in_out"
     return found
+
+
+def _has_inputs_first(module: Any) -> bool:
+    """Whether a module is the `Conv1D` of transformers, a linear layer with a weight (in, out)."""
+    classes = [(known.__module__, known.__name__) for known in type(module).__mro__]
+    return ("transformers.pytorch_utils", "Conv1D") in classes

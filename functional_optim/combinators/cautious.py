@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
-from functional_optim.core.chain import MixedChain, Wrapped
+from functional_optim.core.chain import Wrapped
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.scalars import given
@@ -37,7 +37,8 @@ def cautious(
     State: that of tx.
 
     Raises:
-        ValueError: if eps is a number outside (0, 1], or tx has a learning rate.
+        ValueError: if eps is a number outside (0, 1], or tx has a learning rate or is a method that
+            returns complete steps, such as `lbfgs`.
         TypeError: if tx is not a transformation.
 
     Paper: Liang, Chen, Liu, Liu, "Cautious Optimizers: Improving Training with One Line of Code",
@@ -54,13 +55,16 @@ def cautious(
     """
     numeric.check_range("cautious", "in (0, 1]", eps=eps)
     base.check_transformation("cautious", tx, "cautious(scale_by_adam())")
-    placements = [x for part in _runs(tx) for x in part.placements]
-    if any(name == "lr" for (rule, *_) in placements for name, _ in rule.hyper):
+    if any(name == "lr" for (rule, *_) in tx.placements for name, _ in rule.hyper):
         raise ValueError(
             "cautious compares signs, which a learning rate reverses; put it around the "
             "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
         )
-
+    if not tx.reads_gradients or "value_and_grad" in tx.required:
+        raise ValueError(
+            "cautious compares directions with gradients, but a method such as lbfgs or "
+            "levenberg_marquardt returns a complete step; leave cautious out."
+        )
     if not isinstance(tx, Leafwise):
         return _around(tx, eps)
     hyper = {"eps": eps}
@@ -72,11 +76,6 @@ def agreeing(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor
     """The part of u that has the sign of g, scaled up."""
     mask = (u * g > 0).to(u.dtype)
     return u * (mask * mask.mean().clamp(min=eps).reciprocal()), slots
-
-
-def _runs(tx: base.GradientTransformation) -> list[Leafwise]:
-    parts = tx.parts if isinstance(tx, MixedChain) else (tx,)
-    return [part for part in parts if isinstance(part, Leafwise)]
 
 
 class CautiousState(NamedTuple):

@@ -159,6 +159,7 @@ def apply_if_finite(
 
     Raises:
         ValueError: if max_consecutive_errors is negative, or not an integer.
+        TypeError: if tx reads no gradients.
 
     Example::
 
@@ -216,6 +217,7 @@ def dynamic_loss_scale(
 
     Raises:
         ValueError: for an argument out of its range.
+        TypeError: if tx reads no gradients.
 
     Example::
 
@@ -269,6 +271,7 @@ def skip_large_updates(
 
     Raises:
         ValueError: if max_norm is a number and not positive.
+        TypeError: if tx reads no gradients.
 
     Example::
 
@@ -432,6 +435,12 @@ def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
 def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:
     """A transformation behind a gate."""
     base.check_transformation(gate.placements[0].name, tx, "adam(lr=1e-3)")
+    rule, name, *_ = gate.placements[0]
+    if rule.reduce is not None and not tx.reads_gradients:
+        raise TypeError(
+            f"{name} checks gradients, but a method for residuals or values reads none; leave "
+            f"{name} out."
+        )
     if isinstance(tx, Leafwise):
         behind = [placement.gated_by(i) for i, placement in enumerate(tx.placements, 1)]
         return Leafwise((*gate.placements, *behind))
@@ -448,7 +457,7 @@ class WholeState(NamedTuple):
 def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
     """The same for a custom transformation of trees: it always runs, and its result may be
     dropped."""
-    known = tx.extra
+    known, reads = tx.extra, tx.reads_gradients
     freezing = freezing_rules(tx)
     gate = Leafwise((*freezing, *gate.placements)) if freezing else gate
 
@@ -459,6 +468,8 @@ def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTran
         grads: Any, state: WholeState, params: Any = None, **extra: Any
     ) -> tuple[Any, WholeState]:
         base.check_extra(extra, known)
+        if not reads and not tree.leaves(grads):
+            grads = tree.map(torch.zeros_like, params)
         updates, gated = gate.update(grads, state.gate, params)
         opened = gated.carry["gate"] > 0
         totals = given_totals()

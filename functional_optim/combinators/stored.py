@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,8 +112,8 @@ def stored(
             type, or for the name of a slot of integers or bools.
         ValueError: for an unknown format, a pattern that matches no slot, weights in 8 bits or
             fewer, or a size out of range. Also for second moments and averages of weights in
-            bfloat16 with rounding to nearest and a decay rate above 0.995: they would stop
-            changing.
+            bfloat16 with rounding to nearest and a decay rate above 0.995, and for sums of squares:
+            they would stop changing.
 
     Example::
 
@@ -162,9 +163,9 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
     Raises:
         TypeError: if tx does not consist of one-tensor rules, or a dtype, or that of the slot, is
             not floating-point.
-        ValueError: for a slot that tx does not have, weights in 8 bits, and second moments and
-            averages of weights in bfloat16 with a decay rate above 0.995, which would stop
-            changing; use `stored` for these.
+        ValueError: for a slot that tx does not have, weights in 8 bits, second moments and averages
+            of weights in bfloat16 with a decay rate above 0.995, and sums of squares in bfloat16,
+            which would stop changing; use `stored` for these.
 
     Example::
 
@@ -304,23 +305,44 @@ def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: in
             f"{who} cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
             "for which 8 bits are too few; leave it out, or store it in bfloat16."
         )
-    moments = MOMENTS if field in rule.storage.nonnegative else ()
-    decays = ("decay",) if field in rule.storage.weights else moments
-    rates = [x for key, value in rule.hyper if key in decays for x in _rates(value)]
-    if seed is None and kind == "bfloat16" and max(rates, default=0.0) > FORGETFUL:
-        still = "stand still" if field in rule.storage.weights else "never fall"
-        raise ValueError(
-            f"{who} cannot keep {name} in bfloat16 with rounding to nearest: with a decay rate of "
-            f"{max(rates):g} it would {still}. Use stored with a seed, to round stochastically, "
-            f"or a rate of at most {FORGETFUL}."
-        )
+    rate = _rate(rule, field)
+    if seed is not None or kind != "bfloat16" or rate <= FORGETFUL:
+        return
+    still = "stand still" if field in rule.storage.weights else "never fall"
+    why = f"with a decay rate of {rate:g} it would {still}"
+    instead = f"or a rate of at most {FORGETFUL}"
+    if rate == math.inf:
+        why = "it is a sum, or an average whose decay rate approaches 1, which would stop changing"
+        instead = "or leave it out"
+    raise ValueError(
+        f"{who} cannot keep {name} in bfloat16 with rounding to nearest: {why}. Use stored with a "
+        f"seed, to round stochastically, {instead}."
+    )
 
 
 MOMENTS = ("betas", "alpha", "beta", "beta2", "rho")
 """Names of hyperparameters that are the decay rates of moments."""
 
+RATES = {"*_eigenvalues": ("shampoo_beta",), "v_buffer": ("momentum",)}
+"""Those of other moments, by patterns of slot names."""
+
+SUMS = ("sum", "sum_*", "*_sum_*", "reward", "accumulator_*", "row_var", "col_var", "variance")
+"""Patterns of moments that are sums, or averages whose decay rates approach 1."""
+
+
+def _rate(rule: Rule, field: str) -> float:
+    """The largest known decay rate of a slot; infinite for a sum, 0 if no rate is known."""
+    moment = field in rule.storage.nonnegative
+    names = ("decay",) if field in rule.storage.weights else ()
+    if moment:
+        names = next((own for pattern, own in RATES.items() if fits(pattern, field)), MOMENTS)
+    found = [x for key, value in rule.hyper if key in names for x in _rates(value)]
+    if moment and not found and any(fits(pattern, field) for pattern in SUMS):
+        return math.inf
+    return max(found, default=0.0)
+
 
 def _rates(value: Any) -> list[float]:
     """The decay rates that a hyperparameter holds, if they are numbers."""
     each = value if isinstance(value, tuple) else (value,)
-    return [x for x in each if numeric.is_static(x) and isinstance(x, float)]
+    return [x for x in each if numeric.is_static(x) and isinstance(x, float) and x <= 1]

@@ -239,6 +239,8 @@ def on_some(
         def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
             return u if acts(path, p) else g
 
+        if grads is None and not tx.reads_gradients:
+            grads = tree.map(lambda _: None, params)
         mine, given = cut(params, grads)
         extra = narrowed(extra, filled(params), lambda x: cut(params, x)[1])
         if not tree.leaves(mine):

@@ -122,11 +122,13 @@ class MatrixView(NamedTuple):
         return len(shape) > 2 or not self.keeps(shape)
 
     def check(self, name: str, shape: Sequence[int], path: str = "") -> None:
-        """Raise ValueError for an ambiguous parameter.
+        """Raise ValueError for an ambiguous parameter, and for one that cannot be divided.
 
         Matrices, and kernels of 2-D and 3-D convolutions, are identified by their dimensions. name:
         of the rule. path: of the parameter.
         """
+        if self.divided:
+            self._runs(self._outputs_first(shape), path)
         if not self.assumed or len(shape) in (0, 1, 2, 4, 5):
             return
         *several, m, n = shape
@@ -140,11 +142,11 @@ class MatrixView(NamedTuple):
             f"or views={{{where}: {{'kernel': {kernel!r}}}}}; views=model knows torch.nn's kernels."
         )
 
-    def _runs(self, shape: Sequence[int]) -> list[Run]:
+    def _runs(self, shape: Sequence[int], path: str = "") -> list[Run]:
         """The matrices of a parameter from top to bottom, with adjacent ones of one height
         combined.
 
-        shape: with the outputs first.
+        shape: with the outputs first. path: of the parameter, for errors.
 
         Raises:
             ValueError: if it cannot be split this way.
@@ -152,19 +154,20 @@ class MatrixView(NamedTuple):
         if len(shape) < 2:
             return [(math.prod(shape), 1)]
         rows, split, heads = shape[0], self.split, self.heads
-        given = tuple(self._outputs_first(shape))  # as the parameter has it
+        what = f"the parameter {path!r}" if path else "a parameter"
+        what = f"{what} of shape {tuple(self._outputs_first(shape))}"  # as the parameter has it
         sizes = (rows // split,) * split if isinstance(split, int) else split or (rows,)
         counts = heads if isinstance(heads, tuple) else (heads or 1,) * len(sizes)
         if sum(sizes) != rows or len(counts) != len(sizes):
             raise ValueError(
-                f"as_matrix was asked for split={split} and heads={heads}, but a parameter of "
-                f"shape {given} has {rows} outputs; pass sizes whose sum that is, and one "
-                "number of heads, or one for each size."
+                f"as_matrix was asked for split={split} and heads={heads}, but {what} has {rows} "
+                "outputs; pass sizes whose sum that is, and one number of heads, or one for each "
+                "size."
             )
         if any(size % count for size, count in zip(sizes, counts, strict=True)):
             raise ValueError(
-                f"as_matrix was asked for heads={heads}, but a parameter of shape {given} "
-                f"has parts of {', '.join(map(str, sizes))} outputs; pass numbers that divide them."
+                f"as_matrix was asked for heads={heads}, but {what} has parts of "
+                f"{', '.join(map(str, sizes))} outputs; pass numbers that divide them."
             )
         heights = [n // k for n, k in zip(sizes, counts, strict=True) for _ in range(k)]
         return [(height, len([*some])) for height, some in groupby(heights)]

@@ -71,8 +71,8 @@ def compile_train_step(
         TypeError: if loss_fn or tx is something else; from the step, if loss_fn returns no real
             0-dim tensor, or an extra argument that tx needs is missing.
         ValueError: if accumulate is no positive whole number; from the step, if a batch cannot be
-            cut, the loss depends on none of the parameters, or a loss scale is that of some
-            parameters only.
+            cut, the loss depends on none of the parameters that tx updates, or a loss scale is that
+            of some parameters only.
 
     Example::
 
@@ -279,17 +279,18 @@ class TrainStep(Reconstructible):
                     "there are no gradients inside of torch.inference_mode(); call the step "
                     "outside of it."
                 )
-            if mine and not value.requires_grad:
-                raise ValueError(
-                    "the loss depends on none of the parameters; compute it from the tree that "
-                    "loss_fn is called with, without detach() or no_grad()."
-                )
-            if mine:
+            if mine and value.requires_grad:
                 base.unrecorded(_backward, value, self._weight(scale, value), mine)
             old = self.update.donate and (self.has_aux or _is_old(value))
             taken = _places(leaves) if old else set()
             losses.append(_kept(value, taken))
             auxes.append(tree.map(lambda x, taken=taken: _kept(x, taken), aux))
+        if mine and all(p.grad is None for p in mine):
+            raise ValueError(
+                "the loss depends on none of the parameters that tx updates; compute it from the "
+                "tree that loss_fn is called with, without detach() or no_grad(); for a module by "
+                "torch.func.functional_call(model, params, (x,))."
+            )
         grads = tree.with_leaves(params, [p.grad for p in leaves])
         return grads, _mean(losses), auxes
 

@@ -19,6 +19,7 @@ from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
 from functional_optim.core.cells import CELLS
 from functional_optim.core.lift import State
+from functional_optim.core.storage import wide_dtype
 from functional_optim.estimators.protocol import number
 
 Diagonal = Callable[..., Tree]
@@ -77,7 +78,7 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
 
         everywhere = tuple(range(len(leaves)))
         product = torch.func.vjp(torch.func.grad(loss, everywhere), *leaves)[1]
-        total = [torch.zeros_like(p) for p in leaves]
+        total = [torch.zeros_like(p, dtype=wide_dtype(p)) for p in leaves]
         for i in range(samples):
             key = draws.stream(own, i)
             z = [
@@ -86,8 +87,9 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
             ]
             found = product(tuple(z), retain_graph=i + 1 < samples)
             rows = zip(total, z, found, strict=True)
-            total = [a + by_parts(b, c) / samples for a, b, c in rows]
-        return tree.with_leaves(params, [x.detach() for x in total])
+            total = [a + by_parts(b, c).to(a.dtype) / samples for a, b, c in rows]
+        pairs = zip(total, leaves, strict=True)
+        return tree.with_leaves(params, [x.detach().to(p.dtype) for x, p in pairs])
 
     return diagonal
 

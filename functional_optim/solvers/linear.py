@@ -34,6 +34,9 @@ SMALL = 1e-100
 """Instead of a scale that is zero."""
 TOLERANCE = 1e-10
 """Relative residual at which CG and LSMR stop."""
+ROUNDED = 4
+"""CG also stops at this multiple of the rounding of products, whose errors would then grow in
+directions of little curvature."""
 MOST = 500
 """Maximum number of iterations of CG and LSMR."""
 
@@ -43,6 +46,7 @@ class System(NamedTuple):
 
     r: residuals, (..., m). g: the gradient Jᵀr, (..., n). gram: JᵀJ, (..., n, n), or None.
     columns: Jᵀ, (..., n, m), or None. products: v ↦ J v and u ↦ Jᵀ u without a batch, or None.
+    eps: relative rounding of the products.
     """
 
     r: Tensor
@@ -50,6 +54,7 @@ class System(NamedTuple):
     gram: Tensor | None = None
     columns: Tensor | None = None
     products: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
+    eps: float = 0.0
 
     def along(self, p: Tensor) -> Tensor:
         """pᵀ JᵀJ p: (...,)."""
@@ -107,6 +112,11 @@ def solve(kind: str, system: System, mu: Tensor, D: Tensor) -> tuple[Tensor, Ten
     p = SOLVERS[kind](system, mu, D)
     ok = p.isfinite().all(-1)
     return torch.where(ok.unsqueeze(-1), p, 0.0), ok
+
+
+def rounding(x: Tensor, r: Tensor) -> float:
+    """The relative rounding of products with the Jacobian of residuals r of parameters x."""
+    return max(torch.finfo(x.dtype).eps, torch.finfo(r.dtype).eps)
 
 
 def none_of(which: Tensor) -> bool:
@@ -281,7 +291,7 @@ def cg(system: System, mu: Tensor, D: Tensor) -> Tensor:
     b = -system.g / D
     q, rest = torch.zeros_like(b), b
     direction, size = rest, _dot(rest, rest)
-    goal = size * TOLERANCE**2
+    goal = size * max(TOLERANCE, ROUNDED * system.eps) ** 2
     for _ in range(min(MOST, 2 * b.shape[-1])):
         going = size > goal
         if not modes.traced() and none_of(going):

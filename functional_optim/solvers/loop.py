@@ -212,7 +212,7 @@ def _system(rules: Rules, problem: Problem, s: Progress) -> System:
         return System(s.r, s.g, gram=s.curvature)
     if problem.matrix_free:
         r, products = problem.products(s.x, rules.loss)
-        return System(r, s.g, products=products)
+        return System(r, s.g, products=products, eps=linear.rounding(s.x, s.r))
     r = s.r.to(torch.float64)
     if rules.loss.name != "linear":
         r = r * rules.loss.weights(r)[0]

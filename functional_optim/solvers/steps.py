@@ -47,7 +47,13 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     are missing, or residuals are not finite, or do not depend on the parameters.
     """
     base.check_needed(name, residual_fn=residual_fn)
-    check_derivatives(name)
+    if not torch.compiler.is_dynamo_compiling():  # which cannot trace the check
+        check_derivatives(name)
+    elif kind in ("cg", "lsmr"):
+        raise RuntimeError(
+            f"{name} with linear_solver={kind!r} is not compiled, since a graph of all iterations "
+            'is too large; use "auto", or call update outside of torch.compile.'
+        )
     if params is None:
         raise ValueError(
             f"{name} needs the parameters: call update(None, state, params, residual_fn=fn)."
@@ -101,7 +107,9 @@ def system_at(kind: str, fn: Any, flat: Ravel, x: Tensor) -> tuple[System, Tenso
             return pull(u.to(r.dtype)).to(wide)
 
         g = backward(r)
-        return System(r.to(wide), g, products=(forward, backward)), torch.ones_like(g)
+        eps = linear.rounding(x, r)
+        system = System(r.to(wide), g, products=(forward, backward), eps=eps)
+        return system, torch.ones_like(g)
     if kind != "cholesky":
         r, J = residuals.jacobian(fn, flat, x)
         r, columns = r.to(wide), J.mT.to(wide)

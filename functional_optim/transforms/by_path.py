@@ -65,8 +65,8 @@ def layerwise_decay(
             `dict(model.named_parameters())`.
         decay: the factor from a layer to the one before it, in (0, 1].
         layers: from the input to the output, for each layer a path pattern, or several. Default:
-            numbered blocks (`blocks.0`, `blocks.1`, …); all parameters before them form one layer,
-            and all parameters after them another.
+            numbered blocks (`blocks.0`, `blocks.1`, …) that have parameters; all parameters before
+            them form one layer, and all parameters after them another.
 
     Returns:
         A dict from the path of each parameter to decay^(number of later layers).
@@ -131,11 +131,12 @@ def _numbered(params: Any) -> dict[str, int]:
             f"layerwise_decay needs one stack of numbered blocks, but found {named}; pass layers=, "
             "from the input to the output."
         )
-    most = max([number for _, number in found.values()])
+    numbers = sorted({number for _, number in found.values()})
+    place = {number: i for i, number in enumerate(numbers, 1)}
     depths, begun = {}, False
     for path in params:
         begun = begun or path in found
-        depths[path] = 1 + found[path][1] if path in found else (2 + most if begun else 0)
+        depths[path] = place[found[path][1]] if path in found else (1 + len(place)) * begun
     return depths
 
 

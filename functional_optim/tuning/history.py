@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,9 +81,9 @@ class History:
                 self.parts.setdefault(measure, {})[label] = Series.of(found)
             else:
                 self.whole[key] = Series.of(found)
-        for name in NORMS:
-            if name in self.parts:
-                self.whole.setdefault(name, _norm_of_all(self.parts[name].values()))
+        for measure in NORMS:
+            for name, norms in _norms_by_name(measure, pairs).items():
+                self.whole.setdefault(name, _norm_of_all(norms))
 
     def each(self, measure: str) -> dict[str, Series]:
         """A measure of each parameter, or of all parameters together if only that was recorded."""
@@ -109,13 +110,32 @@ class History:
         return None
 
 
+def _norms_by_name(
+    measure: str, pairs: Mapping[str, Sequence[tuple[float, float]]]
+) -> dict[str, list[Series]]:
+    """The norms of parameters that form a global norm, by its name: all of them, or those of each
+    monitor if several monitors measure the same parameter."""
+    monitors: dict[str, dict[str, Series]] = {}
+    for key, found in pairs.items():
+        name, _, path = key.partition("/")
+        if path and measure_of(key) == measure:
+            monitors.setdefault(name, {})[path] = Series.of(found)
+    paths = [path for own in monitors.values() for path in own]
+    if len(set(paths)) < len(paths):
+        return {name: [*own.values()] for name, own in monitors.items()}
+    return {measure: [x for own in monitors.values() for x in own.values()]} if paths else {}
+
+
 def _norm_of_all(norms: Iterable[Series]) -> Series:
-    """The global norm of several parameters, from their norms."""
-    squares: dict[float, float] = {}
+    """The global norm of several parameters, from their norms; a step may be recorded again."""
+    squares: dict[tuple[float, int], float] = {}
     for series in norms:
+        times: Counter[float] = Counter()
         for step, x in zip(*series, strict=True):
-            squares[step] = squares.get(step, 0.0) + x * x
-    return Series.of([(step, math.sqrt(x)) for step, x in squares.items()])
+            at = (step, times[step])
+            squares[at] = squares.get(at, 0.0) + x * x
+            times[step] += 1
+    return Series.of([(step, math.sqrt(x)) for (step, _), x in squares.items()])
 
 
 def check_records(records: Any) -> None:
@@ -164,7 +184,8 @@ def _not_finite(history: History) -> Iterator[str]:
     if broken := history.broken():
         step = min(broken.values())
         names = [name for name, first in broken.items() if first == step]
-        single = [name for name in names if name not in NORMS or name not in history.parts]
+        norms = {x for x in names if x in history.whole and measure_of(x) in NORMS}
+        single = [x for x in names if x not in norms or measure_of(x) not in history.parts]
         yield (
             f"NaN or infinity was first recorded at step {step:g}, in {_listed(single)}. Look at "
             "the batch and at the loss of that step; a clip by norm spreads a NaN to all "

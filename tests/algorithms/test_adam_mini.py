@@ -5,6 +5,7 @@ import torch
 from helpers import assert_close, assert_same, make_grads, make_params, run
 
 import functional_optim as fo
+from functional_optim import adapters
 
 ADAM = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}
 SHAPES = {"heads": (6, 4), "rows": (3, 5), "kernel": (4, 2, 3, 3), "whole": (7,), "b.bias": (4,)}
@@ -22,6 +23,19 @@ def test_parts_of_a_projection_are_tensors_of_their_own():
     assert_close(end["ab"], torch.cat(list(wanted.values())), 1e-6)
     found = state.slots["exp_avg_sq"]["ab"].flatten()
     assert_close(found, torch.stack(list(one.slots["exp_avg_sq"].values())), 1e-6)
+
+
+def test_a_pattern_of_blocks_that_fits_nothing_is_told():
+    params = {"q_proj": {"weight": torch.ones(4, 3)}}
+    with pytest.warns(UserWarning, match=r"'\*\.query' of the blocks matches no leaf; .*'q_proj"):
+        fo.adam_mini(blocks={"*.query": 2, "*": "tensor"}).init(params)
+
+
+def test_rows_that_cannot_be_divided_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"3 parts of the parameter 'q.weight', .* \(4, 2\); pass"):
+        fo.adam_mini(blocks={"q": 3}).init({"q": {"weight": torch.ones(4, 2)}})
+    with pytest.raises(ValueError, match="3 parts of the parameter '0'"):
+        adapters.AdamMini([torch.nn.Parameter(torch.ones(4, 3))], blocks={"*": 3})
 
 
 def test_blocks_of_elements_are_adam():

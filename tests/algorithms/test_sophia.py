@@ -6,6 +6,7 @@ import torch
 from helpers import (
     as_parameters,
     assert_close,
+    assert_same,
     clone,
     copy_of,
     make_grads,
@@ -80,6 +81,16 @@ def test_the_object_takes_the_gradients_of_sampled_labels():
     assert_close(opt.state[mine[1]]["hessian"], torch.full_like(mine[1], 0.5 * 8 * 9), 0.0)
 
 
+@pytest.mark.parametrize(("grad", "size"), [(1e-4, 1e6), (300.0, 0.01)])
+def test_squares_of_half_gradients_neither_underflow_nor_overflow(grad, size):
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    opt = adapters.SophiaG([w], betas=(0.9, 0.5), compile=False)
+    w.grad = torch.full_like(w, grad)
+    opt.step()
+    opt.update_hessian(batch_size=size)
+    assert_close(opt.state[w]["hessian"], torch.full_like(w, 0.5 * size * grad**2), 1e-3)
+
+
 def test_estimates_of_complex_parameters_are_those_of_their_parts():
     p = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
     opt = adapters.SophiaG([p], betas=(0.9, 0.5), compile=False)
@@ -152,6 +163,13 @@ def test_hutchinson_is_exact_for_a_diagonal_and_unbiased_otherwise():
     spread = (rest.square().sum(1) / 2000).sqrt()
     error = torch.cat([many["a"], many["b"].reshape(1)]) - matrix.diag()
     assert (error.abs() < 5 * spread).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_samples_are_averaged_in_full_precision(dtype):
+    w = torch.tensor([1.0, 2.0], dtype=dtype)
+    found = estimators.hutchinson(lambda w: (3 * w * w).sum(), samples=100)(w, 0)
+    assert_same(found, torch.full_like(w, 6.0))
 
 
 def test_gauss_newton_bartlett_has_the_mean_of_the_gauss_newton_diagonal():

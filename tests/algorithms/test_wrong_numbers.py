@@ -67,6 +67,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fo.scion(norm="spectral_conv").init(ONES), "takes kernels"),
     (lambda: fo.scion(norm="square"), "takes 'auto', 'spectral'"),
     (lambda: fo.scion(radius=-1.0), "a radius of 0 or more, but got -1"),
+    (lambda: fo.scion(1.5), r"an lr in \[0, 1\], but got 1.5"),
     (lambda: fo.shampoo(beta3=1.0), r"a beta3 in \[0, 1\), but got 1.0"),
     (lambda: fo.shampoo(betas=(0.9,)), "betas must be a pair"),
     (lambda: fo.shampoo(betas=(0.9, 1.1)), r"betas\[1\] in \[0, 1\], but got 1.1"),
@@ -165,7 +166,7 @@ def test_what_cannot_be_is_told(call, sentence):
 def test_a_step_that_cannot_be_changes_nothing():
     w = torch.nn.Parameter(torch.ones(4, 3))
     w.grad = torch.ones(4, 3)
-    opt = adapters.AdamMini([w], blocks={"*": 3}, compile=False)
+    opt = adapters.Optimizer([w], fo.scale_by_adam_mini, block=3, compile=False)
     with pytest.raises(ValueError, match=r"3 parts, but got a parameter of shape \(4, 3\)"):
         opt.step()
     opt = adapters.Momo([w], compile=False)

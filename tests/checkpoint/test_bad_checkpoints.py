@@ -466,6 +466,17 @@ def test_an_optimizer_of_a_part_is_loaded_by_the_names_in_the_whole():
     assert named.param_groups[0]["param_names"] == ["weight", "bias"]
 
 
+def test_missing_hyperparameters_are_named():
+    w = torch.nn.Parameter(torch.ones(2))
+    for name, other, missing in (
+        ("LevenbergMarquardt", "AdamW", "'damping', 'geodesic', 'linear_solver', 'scaling'"),
+        ("GaussNewton", "LevenbergMarquardt", "'lr'"),
+    ):
+        saved = getattr(adapters, other)([w]).state_dict()
+        with pytest.raises(ValueError, match=f"groups have no {missing}, which {name} needs; "):
+            getattr(adapters, name)([w]).load_state_dict(saved)
+
+
 @pytest.mark.filterwarnings("ignore:functional_optim. master_weights")
 def test_states_of_different_classes_have_different_keys():
     """So loading tells them apart. Chains may read each other's slots, and `cem` and `snes` both

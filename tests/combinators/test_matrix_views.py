@@ -119,6 +119,9 @@ WRONG: dict[str, Any] = {
     "SOAP takes for views a dict": lambda: adapters.SOAP(nn.Linear(2, 2), views=["stack"]),
     "matrix_views takes for views a dict": lambda: fo.matrix_views(nn.Linear(2, 2), {0: {}}),
     "takes a torch.nn.Module": lambda: fo.matrix_views({}),
+    "the parameter 'a' of shape \\(6, 2\\) has 6": lambda: fo.soap(views={"a": {"split": 5}}).init(
+        {"a": torch.zeros(6, 2)}
+    ),
     "optimize Tensors": lambda: adapters.SOAP([1, 2], views=nn.Linear(2, 2)),
 }
 
@@ -205,6 +208,28 @@ def test_later_groups_are_seen_as_the_model_says():
         assert not isinstance(one.param_groups[-1]["views"], nn.Module)
 
 
+def test_names_may_be_paths_of_other_parameters():
+    model = nn.ModuleDict({"conv": nn.Conv1d(6, 4, 3), "dec": nn.ModuleDict(), "lin": nn.Module()})
+    model["dec"]["conv"] = nn.ConvTranspose1d(6, 4, 3)
+    model["lin"].conv = nn.Linear(4, 4)
+    kernel = {"kernel": "auto"}
+    turned = {**kernel, "orientation": "in_out"}
+    inside = list(model["dec"].named_parameters())
+    for make in (
+        lambda: adapters.PSGDKron(inside, views=model),
+        lambda: adapters.PSGDKron([{"params": inside, "views": model}]),
+    ):
+        assert make().param_groups[0]["views"] == {"conv.weight": turned, "dec.conv.weight": turned}
+    opt = adapters.PSGDKron(model["lin"].named_parameters(), views=model)
+    assert opt.param_groups[0]["views"] == {"dec.conv.weight": turned}
+    own = {"conv.weight": {"kernel": "batch"}, **dict.fromkeys(("dec.*", "lin.*"), kernel)}
+    opt = adapters.PSGDKron(inside, views=fo.matrix_views(model, own))
+    assert opt.param_groups[0]["views"] == own
+    groups = [{"params": list(x.named_parameters())} for x in (model["dec"], model["lin"])]
+    with pytest.raises(ValueError, match=r"two parameters are called 'conv\.weight'"):
+        adapters.PSGDKron(groups, views=model)
+
+
 def test_what_goes_to_adamw_needs_no_word():
     class Vision(nn.Module):
         def __init__(self) -> None:
@@ -247,6 +272,29 @@ def test_a_model_is_asked_for_what_the_optimizer_has():
     }
     model = nn.ModuleDict({"head": nn.Linear(2, 2), "odd": Odd()})
     adapters.SOAP(model["head"].parameters(), views=model)
+
+
+@pytest.mark.parametrize(("name", "hyper"), [("MuonAdamW", NS), ("SOAP", {}), ("Scion", NS)])
+def test_the_linear_layers_of_gpt_2_have_their_inputs_first(name, hyper):
+    known = type("Conv1D", (nn.Module,), {"__module__": "transformers.pytorch_utils"})
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 12).double(), type("Own", (known,), {})()]
+    layers[1].weight = nn.Parameter(layers[0].weight.detach().T.clone())
+    layers[1].extra = nn.Parameter(torch.zeros(2, 2))
+    found = []
+    for layer in layers:
+        model = nn.ModuleDict({"c_fc": layer})
+        opt = getattr(adapters, name)(model, lr=0.1, **hyper)
+        torch.manual_seed(1)
+        g = torch.randn(12, 4, dtype=torch.float64)
+        for _ in range(3):
+            layer.weight.grad = g.clone() if layer is layers[0] else g.T.clone()
+            opt.step()
+        found.append(layer.weight.detach())
+    assert_close(found[1].T.contiguous(), found[0], 1e-10)
+    assert fo.matrix_views(nn.ModuleDict({"a": layers[1]})) == {
+        "a.weight": {"kernel": "auto", "orientation": "in_out"}
+    }
 
 
 def test_torchs_muon_takes_matrices_only():

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from cases import CASES
 from torch import Tensor
 
 import functional_optim as fo
+from functional_optim.combinators.stored import _rate
 from functional_optim.core.codecs import rounding_key, words
 
 PLACES = torch.arange(1 << 19, dtype=torch.int32)
@@ -74,3 +76,39 @@ def test_slots_of_whole_numbers_are_not_packed():
         fo.stored(tx, {"seen": "int4", "*": "int8"})
     with pytest.raises(TypeError, match=r"'seen' of counted .* torch.int32"):
         fo.slot_dtypes(tx, seen=torch.float16)
+
+
+KL = {"momentum": 0.999, "shampoo_beta": 0.95}
+TO_NEAREST = {  # by recipe: what bfloat16 keeps if it is rounded to nearest, and what it does not
+    "adafactor": (fo.adafactor(), (), ("row_var", "col_var", "variance")),
+    "adagrad": (fo.adagrad(), (), ("sum",)),
+    "adamuon": (fo.adamuon(momentum=0.95), ("v_buffer",), ()),
+    "adamuon, slow": (fo.adamuon(momentum=0.999), (), ("v_buffer",)),
+    "cocob": (fo.cocob(), ("max_abs_grad",), ("sum_abs_grad", "reward")),
+    "kl_shampoo": (fo.kl_shampoo(**KL), ("left_eigenvalues", "right_eigenvalues"), ()),
+    "kl_shampoo, slow": (fo.kl_shampoo(shampoo_beta=0.999), (), ("left_eigenvalues",)),
+    "madgrad": (fo.madgrad(), (), ("grad_sum_sq",)),
+    "rprop": (fo.rprop(), ("step_size",), ()),
+    "sm3": (fo.sm3(), (), ("accumulator_0", "accumulator_4")),
+    "soap": (fo.soap(betas=(0.9, 0.99), shampoo_beta=0.999), ("exp_avg_sq",), ()),
+}
+
+
+@pytest.mark.parametrize("name", TO_NEAREST)
+def test_moments_that_would_stop_changing_are_not_rounded_to_nearest(name):
+    tx, kept, refused = TO_NEAREST[name]
+    for slot in kept:
+        fo.slot_dtypes(tx, **{slot: torch.bfloat16})
+    for slot in refused:
+        fo.stored(tx, {slot: "bfloat16"})
+        with pytest.raises(ValueError, match=f"cannot keep {slot} in bfloat16 .* with a seed"):
+            fo.stored(tx, {slot: "bfloat16"}, seed=None)
+        with pytest.raises(ValueError, match=f"slot_dtypes cannot keep {slot} in bfloat16"):
+            fo.slot_dtypes(tx, **{slot: torch.bfloat16})
+
+
+def test_the_decay_rate_of_each_moment_is_known():
+    for case in CASES:
+        for rule in [x.rule for x in getattr(case.tx(), "placements", ())]:
+            unknown = {x for x in rule.storage.nonnegative if not _rate(rule, x)}
+            assert unknown <= {"step_size", "max_abs_grad"}, rule.name

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from combined import decayed
-from helpers import assert_close, clone, make_grads, make_params, run
+from helpers import assert_close, assert_same, clone, make_grads, make_params, run
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
@@ -105,6 +105,53 @@ def test_functions_of_the_tree_are_functions_of_the_vector(name):
 def test_functions_of_one_micro_batch_are_refused(tx):
     with pytest.raises(TypeError, match="that of the last micro-batch; pass functions of"):
         fo.accumulate(tx, 2)
+
+
+def test_cautious_refuses_whatever_reverses_signs_inside():
+    for tx in (fo.sam(fo.sgd(0.1)), fo.lookahead(fo.sam(fo.sgd(0.1))), fo.flatten(fo.sgd(0.1))):
+        with pytest.raises(ValueError, match="a learning rate reverses"):
+            fo.cautious(tx)
+    for tx in (fo.lbfgs(), fo.ssbfgs(), fo.chain(fo.levenberg_marquardt(), fo.trace(0.9))):
+        with pytest.raises(ValueError, match="returns a complete step; leave cautious out"):
+            fo.cautious(tx)
+
+
+LM = fo.levenberg_marquardt()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fo.apply_if_finite(LM, 2),
+        lambda: fo.skip_large_updates(fo.chain(LM, fo.trace(0.9)), 1.0),
+        lambda: fo.dynamic_loss_scale(fo.flatten(LM)),
+    ],
+)
+def test_gates_that_check_gradients_refuse_methods_that_read_none(make):
+    with pytest.raises(TypeError, match="checks gradients, but a method for residuals or"):
+        make()
+
+
+@pytest.mark.parametrize("around", [fo.conditionally_mask, fo.conditionally_transform])
+@pytest.mark.parametrize("given", [None, {"a": None, "b": None}])
+def test_a_method_for_residuals_may_wait_behind_a_gate(around, given):
+    tx = around(LM, lambda step: step >= 1)
+    first, state = tx.update(given, tx.init(MATRICES), MATRICES, residual_fn=residuals)
+    assert_same(first, fo.tree.map(torch.zeros_like, MATRICES))
+    second, _ = tx.update(given, state, MATRICES, residual_fn=residuals)
+    alone, _ = LM.update(given, LM.init(MATRICES), MATRICES, residual_fn=residuals)
+    assert_same(second, alone)
+
+
+def test_a_masked_method_for_residuals_needs_no_gradients():
+    tx, none = fo.masked(LM, "a"), {"a": None, "b": None}
+    found, expected = (
+        tx.update(given, tx.init(MATRICES), MATRICES, residual_fn=residuals)[0]
+        for given in (None, none)
+    )
+    assert found["a"].any()
+    assert found["b"] is None
+    assert_same(found, expected)
 
 
 def test_a_vector_may_be_frozen():

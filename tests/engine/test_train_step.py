@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -365,6 +366,26 @@ def test_losses_that_cannot_be_stepped_are_refused(said):
     with pytest.raises(error, match=said):
         step(params, step.tx.init(params), *batches()[0])
     assert_same(params, before)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_loss_of_the_module_alone_is_refused(compile, monkeypatch):
+    """Its parameters require gradients, but are not those of the tree."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = torch.nn.Linear(5, 1).double()
+    tx = fo.chain(fo.freeze("frozen"), fo.sgd(0.1))
+    params = {name: torch.ones(1, dtype=torch.float64) for name in ("frozen", "used", "unused")}
+    before = clone(params)
+    alone = lambda p, x, y: (model(x) - y).square().mean() + p["frozen"].sum()  # noqa: E731
+    step = fo.compile_train_step(alone, tx, compile=compile, accumulate=2)
+    with pytest.raises(ValueError, match=r"that tx updates; .*functional_call\(model, params"):
+        by_step(step, batches(1), params)
+    assert_same(params, before)
+    step = fo.compile_train_step(
+        lambda p, x, y: alone(p, x, y) + p["used"].sum(), tx, compile=compile, accumulate=2
+    )
+    found, _, _ = by_step(step, batches(1), params)
+    assert_close(found, {**before, "used": before["used"] - 0.1}, 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,21 @@ def test_the_step_is_that_of_the_damped_normal_equations(kind, m, n):
     assert torch.allclose(system.along(p), ((p[:, None] @ columns)[:, 0] ** 2).sum(-1))
 
 
+@pytest.mark.parametrize("damping", [1e-6, 1e-3])
+@pytest.mark.parametrize("kind", ["cg", "lsmr"])
+def test_rounding_does_not_grow_where_little_damping_is_all_curvature(kind, damping):
+    draw = torch.Generator().manual_seed(0)
+    J, y = torch.randn(20, 50, generator=draw), torch.randn(20, generator=draw)
+    tx, w = fo.gauss_newton(damping=damping, linear_solver=kind), torch.zeros(50)
+    found, _ = tx.update(None, tx.init(w), w, residual_fn=lambda w: J @ w - y)
+    G = J.double().mT @ J.double() + damping * torch.eye(50, dtype=torch.float64)
+    exact = torch.linalg.solve(G, J.double().mT @ y.double())
+    assert (found - exact).norm() < 1e-5 * exact.norm()
+    r = fo.least_squares(lambda w: J @ w - y, w, method="dogleg", linear_solver=kind)
+    assert r.success
+    assert r.x.norm() < 2 * exact.norm()
+
+
 @pytest.mark.parametrize("kind", ["cholesky", "qr"])
 @pytest.mark.parametrize("n", [3, 9])
 def test_a_singular_problem_is_reported_and_moves_nothing(kind, n):

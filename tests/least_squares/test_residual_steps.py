@@ -285,6 +285,24 @@ def test_errors():
         fo.dogleg(scaling="diag")
 
 
+def test_a_step_is_one_graph_of_torch_compile():
+    tx, p = fo.levenberg_marquardt(), params()
+
+    def step(state, p):
+        return tx.update(None, state, p, residual_fn=plain)[0]
+
+    compiled = torch.compile(step, backend="eager", fullgraph=True)(tx.init(p), p)
+    plainly = step(tx.init(p), p)
+    assert all(map(torch.allclose, tree.leaves(compiled), tree.leaves(plainly)))
+
+
+@pytest.mark.parametrize("kind", ["cg", "lsmr"])
+def test_a_step_of_many_iterations_is_not_compiled(kind):
+    tx, p = fo.levenberg_marquardt(linear_solver=kind), params()
+    with pytest.raises(RuntimeError, match=r"torch\.compile failed"):
+        fo.compile(tx, donate=False, strict=True)(None, tx.init(p), p, residual_fn=plain)
+
+
 def test_a_train_step_takes_residuals_by_name():
     tx, p = fo.levenberg_marquardt(), params()
     step = fo.compile_train_step(loss_of, tx, compile=False)

@@ -201,7 +201,8 @@ def test_a_group_goes_on_from_the_step_of_a_checkpoint():
         return group.decide(), group.step
 
     for decision, step in Simulation(2, init_sync=False).run(worker).returned.values():
-        assert decision.committed and decision.step == step == 6
+        assert decision.committed
+        assert decision.step == step == 6
 
 
 def test_a_mean_is_summed_in_the_order_of_ranks_and_half_types_in_float32():

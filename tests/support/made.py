@@ -105,7 +105,7 @@ MADE: dict[str, list[Any]] = {
     "apply_delta": [fo.apply_delta(0.3)],
     "apply_if_finite": [fo.apply_if_finite(TX, 3)],
     "asgd": [fo.asgd()],
-    "cautious": [fo.cautious(fo.scale_by_adam()), fo.cautious(WHOLE)],
+    "cautious": [fo.cautious(fo.scale_by_adam()), fo.cautious(fo.flatten(fo.scale_by_adam()))],
     "cautious_weight_decay": [fo.cautious_weight_decay(0.1, mask=matrices)],
     "cem": [search.cem(8, 0.1)],
     "centralize": [fo.centralize()],

@@ -46,6 +46,13 @@ def test_a_factor_before_the_decay_leaves_the_decay_alone():
     assert found == [-(0.5**4), -(0.5**3), -(0.5**2), -0.5, -1.0]
 
 
+def test_only_blocks_with_parameters_are_layers():
+    linear = lambda: torch.nn.Linear(1, 1, bias=False)  # noqa: E731
+    net = torch.nn.Sequential(linear(), torch.nn.ReLU(), linear(), *[torch.nn.ReLU()] * 8, linear())
+    found = fo.layerwise_decay(dict(net.named_parameters()), 0.5)
+    assert found == {"0.weight": 0.25, "2.weight": 0.5, "11.weight": 1.0}
+
+
 def test_layers_by_patterns():
     params = {"b": {"w": torch.ones(1)}, "a": [torch.ones(1), torch.ones(1)]}
     found = fo.layerwise_decay(params, 0.1, ["a.0", ["a.1"], ["x", "b.*"]])
