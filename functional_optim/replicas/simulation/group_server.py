@@ -210,8 +210,8 @@ class Group:
     # ---------------------------------------------------------------- quorums
 
     def join(self, m: SimulatedMember, key: Any) -> None:
-        """A replica asks to start a step. Before the group's first one, its count of committed steps
-        is taken, as it may be that of a checkpoint."""
+        """A replica asks to start a step. Before the first of the group, its count of committed
+        steps is taken, as it may be that of a checkpoint."""
         if not self._begun:
             m.held = m.step
             self.step = max(self.step, m.step)
