@@ -210,9 +210,7 @@ class OptimizerBase(torch.optim.Optimizer):
         torch sets `lr` and the gradients to 0, and calls `step(closure=None)`. A recipe with
         another rate would move the parameters, and one that needs a closure would raise an error.
         """
-        creation = None
-        if not (self.state or torch.compiler.is_compiling()):
-            creation = private.state_creation()
+        creation = None if self.state else private.state_creation()
         if creation is None:
             return False
         try:

@@ -96,6 +96,8 @@ def state_creation() -> Any:
 
     Without the name `_init_optim_state`, such a step is a step like others.
     """
+    if torch.compiler.is_compiling():
+        return None
     module = sys.modules.get("torch.distributed.checkpoint.state_dict")
     code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
     frame: Any = None if code is None else sys._getframe(1)
