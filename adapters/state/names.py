@@ -17,20 +17,21 @@ DistributedDataParallel, FullyShardedDataParallel, and checkpoint_wrapper."""
 
 
 def named(group: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """A group's parameters with their paths for patterns: their names, or their indices.
-
-    Raises:
-        ValueError: if there are more names than parameters, so that nobody knows which is whose.
-    """
+    """A group's parameters with their paths for patterns: their names, or their indices."""
     params, names = group["params"], names_of(group) or []
-    if 0 < len(params) < len(names):
-        raise ValueError(
-            f"a parameter group has {len(params)} parameters, but {len(names)} names "
-            f"({listed(names)}); remove a parameter's name from group['param_names'] where you "
-            "remove the parameter from group['params']."
-        )
     places = map(str, range(len(names), len(params)))  # for parameters that were appended later
     return list(zip([*names[: len(params)], *places], params, strict=True))
+
+
+def check_count(group: Mapping[str, Any]) -> None:
+    """Raise ValueError if there are more names than parameters: nobody knows which is whose."""
+    params, names = group["params"], names_of(group) or []
+    if len(params) < len(names):
+        raise ValueError(
+            f"a parameter group has fewer parameters ({len(params)}) than names ({len(names)}: "
+            f"{listed(names)}), by which its recipe selects parameters; remove a parameter's name "
+            "from group['param_names'] where you remove the parameter from group['params']."
+        )
 
 
 def names_of(group: Mapping[str, Any]) -> list[str] | None:

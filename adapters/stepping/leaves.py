@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.capturing import number_device
-from functional_optim.adapters.state.names import named, names_of
+from functional_optim.adapters.state.names import check_count, named, names_of
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.core import base, draws, memory
 from functional_optim.core.cells import CELLS
@@ -239,6 +239,8 @@ def checked_leaves(
     """
     group = optimizer.param_groups[k]
     own = set(names_of(group) or ())
+    if any(placement.where for placement in tx.placements):
+        check_count(group)
     found = []
     for i, (name, p, g) in enumerate(live_params(group)):
         part = tx.on(name, p)

@@ -233,8 +233,10 @@ class SharedCounts:
 
     def save(self, saved: dict[str, Any]) -> None:
         """Put the count into a state dict."""
+        if not self.counts_steps:
+            return
         time, state = self.time(Readings()), saved["state"]
-        for k in self.counted if self.counts_steps else ():
+        for k in self.counted:
             for index in saved["param_groups"][k]["params"]:
                 if state.get(index):
                     count = numeric.stored(time, dtype=torch.float64)

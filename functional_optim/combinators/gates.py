@@ -133,7 +133,7 @@ def _by_condition(
     check_step_function(name, "condition", should)
 
     def scalars(t, carry):
-        opened = numeric.at(should, t)
+        opened = _answer("should_transform", should, t)
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     update = _emptied if empties else unchanged
@@ -366,7 +366,7 @@ def accumulate(
     def scalars(t, carry, total=(0.0,)):
         counted = numeric.float64(total[0] == 0)
         count = carry.mini_step + counted
-        wanted = numeric.at(every, carry.open_steps + 1) if callable(every) else every
+        wanted = _answer("every", every, carry.open_steps + 1) if callable(every) else every
         full = numeric.float64(count >= wanted) * counted
         first = numeric.float64(count == 1)
         share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
@@ -399,6 +399,18 @@ def accumulate(
         name="accumulate",
     )
     return _behind(collector, tx)
+
+
+def _answer(argument: str, function: Condition, t: Any) -> Any:
+    """What a function of the step count returns at step t.
+
+    Raises:
+        NotANumber: which names the argument, if it is not a number.
+    """
+    try:
+        return numeric.at(function, t)
+    except numeric.NotANumber as error:
+        raise numeric.NotANumber(function, error.value, argument) from None
 
 
 def _as_int(x: Any) -> Any:

@@ -238,16 +238,22 @@ def test_what_cannot_be_is_told(kind, make, said):
         make()
 
 
-def test_more_names_than_parameters_are_refused():
+def test_more_names_than_parameters_are_refused_where_names_select():
     """A pattern would act on another parameter."""
-    a, b = p(), p()
-    opt = adapters.SGD([("a", a), ("b", b)], lr=0.1)
-    b.grad = torch.ones(3)
-    opt.step()
-    opt.param_groups[0]["params"].pop(0)
-    with pytest.raises(ValueError, match="1 parameters, but 2 names"):
+
+    def recipe(lr):
+        return fo.partition({"s": fo.sgd(lr), "f": fo.freeze()}, {"a": "f", "*": "s"})
+
+    for tx in (fo.sgd, recipe):
+        a, b = p(), p()
+        opt = adapters.Optimizer([("a", a), ("b", b)], tx, lr=0.1)
+        b.grad = torch.ones(3)
         opt.step()
-    opt.param_groups[0]["param_names"].remove("a")
-    opt.step()
-    assert a.tolist() == [1.0] * 3
-    torch.testing.assert_close(b.detach(), torch.full((3,), 0.8))
+        opt.param_groups[0]["params"].pop(0)
+        if tx is recipe:
+            with pytest.raises(ValueError, match=r"fewer parameters \(1\) than names \(2"):
+                opt.step()
+            opt.param_groups[0]["param_names"].remove("a")
+        opt.step()
+        assert a.tolist() == [1.0] * 3
+        torch.testing.assert_close(b.detach(), torch.full((3,), 0.8))

@@ -299,12 +299,13 @@ def test_a_schedule_that_returns_no_number_is_named(bad, way):
 @pytest.mark.parametrize("gate", [fo.conditionally_transform, fo.conditionally_mask, fo.accumulate])
 def test_a_condition_that_returns_no_number_is_named(gate, bad, way):
     value, words = BAD[bad]
+    name = "every" if gate is fo.accumulate else "should_transform"
 
     def recipe():
         return gate(fo.sgd(0.1), lambda count: value)
 
     params = clone(W)
-    with pytest.raises(TypeError, match=f"a schedule returned {words}; it must return a number"):
+    with pytest.raises(TypeError, match=f"the schedule of {name} returned {words}; it"):
         step_in(way, recipe, params, W, recipe().init(W))
     assert torch.equal(params["w"], W["w"])
 

@@ -293,6 +293,15 @@ def test_an_update_refuses_a_rule_that_writes_into_large_tensors_only(update):
         assert g.tolist() == [1.0] * 300
 
 
+def test_a_rule_that_reads_sizes_may_have_an_init_that_reads_values():
+    def init(p: Tensor) -> Momentum:
+        return Momentum(torch.full((), float(p.abs().max())))
+
+    tx = fo.leafwise(init, lambda u, slots, p: (u * u.shape[0] ** 0.5, slots), name="by_size")
+    p = torch.ones(40_000)
+    assert tx.update(p, tx.init(p), p)[0][0] == 200.0
+
+
 # ---------------------------------------------------------------- slots
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.int64])
 @pytest.mark.parametrize("way", [by_update, by_function])
