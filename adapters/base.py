@@ -367,7 +367,7 @@ class OptimizerBase(torch.optim.Optimizer):
         for group in saved.get("param_groups", ()):  # hooks of the user may return other objects
             group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
-        # groups that give no transformation are what the next step refuses
+        # of states without values, and groups that give no transformation, nobody knows the count
         with suppress(Exception), outside_inference():
             self._counts().save(saved)
         return decode_slots(self, saved) if decoded else saved

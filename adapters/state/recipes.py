@@ -198,10 +198,10 @@ def of_model(
     given = [*model.named_parameters()] if whole else named_by(model, params)
     mine = {id(p) for group in given for _, p in pairs_in(group)}
     found = kernels_of(model, known, lambda path, p: id(p) in mine and wanted(path, p))
-    paths = {id(p): path for path, p in model.named_parameters()}
+    there = set(map(id, model.parameters()))
     pairs = [pair for group in given for pair in pairs_in(group)]
     for name, p in pairs:
-        if id(p) not in paths:
+        if id(p) not in there:
             raise ValueError(
                 f"views= got a model without a parameter {name!r} of shape {tuple(p.shape)}, which "
                 f"{who} has; pass the model whose parameters these are."

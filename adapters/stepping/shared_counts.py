@@ -244,9 +244,9 @@ class SharedCounts:
 
     def forget(self) -> None:
         """Remove the count where the largest `step` is the count."""
-        states = self.states()
-        steps = [float(mine[key]) for key in ("step", STEPS) for mine in states if key in mine]
-        if steps and max(steps) == max([float(mine.get("step", -1.0)) for mine in states]):
+        states, read = self.states(), Readings()
+        steps = [read(mine["step"]) for mine in states if "step" in mine]
+        if steps and self.time(read) == max(steps):
             for mine in states:
                 mine.pop(STEPS, None)
 

@@ -410,7 +410,7 @@ def _answer(argument: str, function: Condition, t: Any) -> Any:
     try:
         return numeric.at(function, t)
     except numeric.NotANumber as error:
-        raise numeric.NotANumber(function, error.value, argument) from None
+        raise error.among([(argument, function)]) from None
 
 
 def _as_int(x: Any) -> Any:

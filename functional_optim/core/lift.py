@@ -120,7 +120,7 @@ def lift(
                 return empty
             kind = kind_of(places)
             new = [init_slots(x.rule, p, path) for x in kind.placements]
-            return _separate(kind.put(empty, new), p, p)
+            return memory.separate(kind.put(empty, new), p)
 
         check_parts(placements, tree.items(params))
         columns = tree.map_unzip_with_path(len(keys), first, params)
@@ -216,7 +216,7 @@ def lift(
                 return (None, *slots)
             u, new = found[k]
             own = row.kind.put(slots, new)
-            return (u, *(own if clones else _separate(own, g, p)))
+            return (u, *(own if clones else memory.separate(own, g, p)))
 
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
         carried = {**state.carry, **stored_carry(used, names, state.carry, step.carried)}
@@ -233,26 +233,6 @@ def lift(
         return updates, State(state.step + 1, carried, slots, hyper)
 
     return init, update
-
-
-def _separate(slots: Sequence[Any], g: Tensor, p: Tensor) -> tuple[Any, ...]:
-    """New slots, with copies of those that share the memory of a gradient or a parameter, or are
-    expanded: later steps write to all of these in place."""
-    found = tuple([x.clone() if x is g or x is p else x for x in slots])
-    if not found or modes.traced():
-        return found
-    places = {_place(g), _place(p)} - {0}
-    return tuple([x.clone() if _place(x) in places or _is_expanded(x) else x for x in found])
-
-
-def _place(x: Any) -> int:
-    """Where the memory of a plain tensor is; 0 for all others."""
-    known = type(x) in memory.PLAIN and x.layout is torch.strided
-    return x.untyped_storage().data_ptr() if known else 0
-
-
-def _is_expanded(x: Any) -> bool:
-    return bool(_place(x)) and not x.is_contiguous() and 0 in x.stride()
 
 
 def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:

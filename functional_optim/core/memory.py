@@ -15,6 +15,7 @@ import optree
 import torch
 from torch import Tensor
 
+from functional_optim.core import modes
 from functional_optim.kernels import private
 
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -204,6 +205,22 @@ def apart(new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
     places = {_place(x) for x in old if isinstance(x, Tensor)} - {0}
     pairs = zip(new, old, strict=True)
     return [x.clone() if x is not y and _place(x) in places else x for x, y in pairs]
+
+
+def separate(slots: Sequence[Any], *given: Tensor) -> tuple[Any, ...]:
+    """New slots, with copies of those that are expanded, or share the memory of a given gradient or
+    parameter: later steps write to all of these in place."""
+    found = tuple([x.clone() if any(x is y for y in given) else x for x in slots])
+    if not found or modes.traced():
+        return found
+    places = set(map(_place, given)) - {0}
+    return tuple([x.clone() if _is_borrowed(x, places) else x for x in found])
+
+
+def _is_borrowed(x: Any, places: set[int]) -> bool:
+    """Whether a tensor lies in one of these places, or is expanded."""
+    place = _place(x)
+    return place in places or (place > 0 and 0 in x.stride() and not x.is_contiguous())
 
 
 def _place(x: Any) -> int:

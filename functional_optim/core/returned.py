@@ -101,10 +101,7 @@ def _check_written(run: Any, placements: Sequence[Placement], leaves: Sequence[L
         with torch.no_grad():
             run(placements[: k + 1], copies)
         if before != _versions(copies):
-            raise RuleError(
-                f"the rule {placement.name!r} writes in place into a tensor that it was given; "
-                "return new tensors instead, e.g. m = m * 0.9 instead of m.mul_(0.9)."
-            )
+            raise RuleError.of_write(repr(placement.name))
 
 
 def checked_sums(what: str, found: Any) -> Any:

@@ -40,6 +40,14 @@ class Unsuitable(Exception):
 class RuleError(ValueError):
     """A rule that does what no step may: the text says what to do instead."""
 
+    @classmethod
+    def of_write(cls, rule: str, what: str = "") -> RuleError:
+        """The error for a rule that writes in place. what: the operation, if it is known."""
+        return cls(
+            f"the rule {rule} writes in place{what and f' ({what})'} into a tensor that it was "
+            "given; return new tensors instead, e.g. m = m * 0.9 instead of m.mul_(0.9)."
+        )
+
 
 @dataclass(eq=False, slots=True, repr=False)
 class Node:

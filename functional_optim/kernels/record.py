@@ -328,10 +328,7 @@ class Recorder(ModeBase):
     def refuse_write(self, what: str, targets: Sequence[Any]) -> None:
         """Raise RuleError if a tensor is to be written into that a rule was given."""
         if any(isinstance(x, Tensor) and memory_of(x) in self.given_storages for x in targets):
-            raise RuleError(
-                f"{self._who()} writes in place ({what}) into a tensor that it was given; return "
-                "new tensors instead, e.g. m = m * 0.9 instead of m.mul_(0.9)."
-            )
+            raise RuleError.of_write(self.name(self.rule), what)
 
     def _constant(self, x: Tensor) -> None:
         """A tensor that the rule has made of a Python number."""
