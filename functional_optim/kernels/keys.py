@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import itertools
 import types
 from numbers import Number
 from typing import Any, NamedTuple
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
-def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
+def static_key(fn: Any) -> Any:
     """A hashable stand-in for a function: its code, and the constants that it closes over.
 
     A tensor is identified by the object: a rule that closes over one is refused when it is
@@ -18,8 +20,27 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
 
     Args:
         fn: the function, or a constant.
-        above: ids of what is being described, for functions that call themselves.
     """
+    return _key(fn, (), {})
+
+
+def _key(fn: Any, above: tuple[int, ...], met: dict[int, int]) -> Any:
+    """The key of a part.
+
+    Args:
+        fn: the part.
+        above: ids of the containers that hold it, which may hold themselves.
+        met: the functions that the key has described, by id: each is described once.
+    """
+    if isinstance(fn, types.FunctionType):
+        if id(fn) in met:
+            return (Keep, types.FunctionType, met[id(fn)])
+        met[id(fn)] = len(met)
+        cells = tuple(map(_content, fn.__closure__ or ()))
+        constants = (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn))
+        own = [_key(x, above, met) if x else None for x in constants]
+        read = [_key(x, above, met) for x in _globals_of(fn)]
+        return (fn.__code__, Keep(fn.__globals__), *own, *read)
     if isinstance(fn, Tensor):
         return Keep(fn)
     if issubclass(type(fn), Number) and not issubclass(type(fn), int):
@@ -27,22 +48,17 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
     if id(fn) in above:
         return (Keep, above.index(id(fn)))
     inside = (*above, id(fn))
-    if isinstance(fn, types.FunctionType):
-        cells = tuple(map(_content, fn.__closure__ or ()))
-        constants = (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn))
-        own = [static_key(x, inside) if x else None for x in constants]
-        return (fn.__code__, Keep(fn.__globals__), *own, *_globals_of(fn, inside))
     if type(fn) is types.MethodType:
-        return (types.MethodType, *[static_key(x, inside) for x in (fn.__func__, fn.__self__)])
+        return (types.MethodType, *[_key(x, inside, met) for x in (fn.__func__, fn.__self__)])
     if type(fn) is functools.partial:
         parts = (fn.func, fn.args, fn.keywords)
-        return (functools.partial, *[static_key(x, inside) for x in parts])
+        return (functools.partial, *[_key(x, inside, met) for x in parts])
     if type(fn) is dict:
-        return (dict, *[static_key(pair, inside) for pair in fn.items()])
+        return (dict, *[_key(pair, inside, met) for pair in fn.items()])
     if _is_record(fn):  # which a recipe may define at each call
         return (type, fn.__module__, fn.__qualname__, fn._fields, repr(fn._field_defaults))
     if type(fn) is list or isinstance(fn, tuple):
-        return (type(fn), *[static_key(x, inside) for x in fn])
+        return (type(fn), *[_key(x, inside, met) for x in fn])
     known = vars(fn).items() if hasattr(fn, "__dict__") and not _is_fixed(fn) else ()
     numbers = [(name, static_key(x)) for name, x in known if type(x) in PLAIN]
     return (type(fn), fn if _is_value(fn) else Keep(fn), *numbers)
@@ -96,17 +112,26 @@ OWN = ("functional_optim", "torch", "math", "builtins")
 """The packages whose functions read nothing that changes."""
 
 
-def _globals_of(fn: types.FunctionType, above: tuple[int, ...]) -> list[Any]:
+def _globals_of(fn: types.FunctionType) -> list[Any]:
     """What a function and those inside of it read by name, which may be bound again."""
     if _is_fixed(fn):
         return []
-    names, waiting = dict[str, None](), [fn.__code__]
-    while waiting:
-        code = waiting.pop()
-        names.update(dict.fromkeys(code.co_names))
-        waiting += [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    names = _names_in(fn.__code__)
     found = [fn.__globals__[name] for name in names if name in fn.__globals__]
-    return [static_key(x, above) for x in found if not _is_fixed(x)]
+    return [x for x in found if not _is_fixed(x)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names that a code reads from its globals, and those that the functions in it read."""
+    own = [x.argval for x in dis.get_instructions(code) if x.opname in READS]
+    inside = [_names_in(x) for x in code.co_consts if isinstance(x, types.CodeType)]
+    return tuple(dict.fromkeys([*own, *itertools.chain(*inside)]))
+
+
+READS = ("LOAD_GLOBAL", "LOAD_NAME")
+"""The instructions that read a value by the name of a global. The same names are attributes in
+others, as in `u.round()`."""
 
 
 def are_own(functions: tuple[Any, ...]) -> bool:

@@ -134,6 +134,26 @@ def test_the_same_rule_made_twice_is_one_rule():
     assert hash(static_key(f)) == hash(static_key(f))
 
 
+def test_a_function_that_many_others_call_is_described_once():
+    calls = "".join(
+        f"def f{n}(u): return f{n + 1}(u) + f{n + 1}(-u) * f{n + 2}(u)\n" for n in range(60)
+    )
+    make = rule(
+        f"def f60(u): return u\ndef f61(u): return X * u\n{calls}{FACTORY.format('f0(u)')}".replace(
+            "X", "2"
+        ),
+        "make",
+    )
+    assert static_key(make(0.5)) == static_key(make(0.5))
+
+
+def test_an_attribute_is_no_global_of_the_same_name():
+    update = rule(UPDATE.format("u.round()"))
+    before = static_key(update)
+    update.__globals__["round"] = 2
+    assert static_key(update) == before
+
+
 def unset(nesterov):
     """A rule with a variable that is set on one branch only."""
     if nesterov:
