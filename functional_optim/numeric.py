@@ -244,9 +244,10 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """The square root; NaN of a negative number."""
+    """The square root, whose derivative at 0 is 0; NaN of a negative number."""
     if isinstance(x, Tensor):
-        return float64(x).sqrt()
+        x, null = float64(x), x == 0
+        return x.masked_fill(null, 1.0).sqrt().masked_fill(null, 0.0)
     return math.sqrt(x) if x >= 0 else math.nan
 
 

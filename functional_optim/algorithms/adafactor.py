@@ -21,6 +21,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.transforms import scale
+from functional_optim.transforms.rules import root
 from functional_optim.transforms.scaling import check_lr, signed
 
 
@@ -125,7 +126,7 @@ def inverse_root(R: Tensor, C: Tensor, least: float = 0.0) -> Tensor:
 
 def rms(x: Tensor) -> Tensor:
     """The root of the mean square; 0 for an empty tensor."""
-    return ((x * x).sum() / max(x.numel(), 1)).sqrt()
+    return root((x * x).sum() / max(x.numel(), 1))
 
 
 @factory

@@ -18,6 +18,7 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import root
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -57,7 +58,7 @@ def scale_by_adagrad(
 
     def update(g: Tensor, slots: AdagradSlots, p: Tensor, eps: Any) -> tuple[Tensor, AdagradSlots]:
         s = slots.sum + g * g
-        return g / (s.sqrt() + eps), AdagradSlots(s)
+        return g / (root(s) + eps), AdagradSlots(s)
 
     hyper, storage = {"eps": eps}, Storage(nonnegative=("sum",))
     return leafwise(init, update, given, hyper=hyper, storage=storage, name="scale_by_adagrad")

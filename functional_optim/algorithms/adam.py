@@ -19,7 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import root, zeros
 
 Betas = tuple[numeric.Hyper, numeric.Hyper]
 
@@ -91,7 +91,7 @@ def scale_by_adam(
         v = slots.exp_avg_sq.lerp(g * g, a2)
         top = torch.maximum(slots.max_exp_avg_sq, v) if amsgrad else v
         step = lead * m + scale * g if nesterov else scale * m
-        u = step / (top.sqrt() + eps)
+        u = step / (root(top) + eps)
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     init = zeros(slot_type)

@@ -28,7 +28,7 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import Answers
 from functional_optim.kernels.callers import warn
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES
+from functional_optim.transforms.rules import SQUARES, root
 
 Block = Literal["row", "tensor"] | int
 """The block that shares one second moment: a row, a tensor, or one of a number of equal parts."""
@@ -110,7 +110,7 @@ def scale_by_adam_mini(
         a1, a2, scale, eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(squares(cut(g)), a2)
-        u = cut(m) * (scale / (v.sqrt() + eps))
+        u = cut(m) * (scale / (root(v) + eps))
         return (u.reshape(g.shape) if isinstance(block, int) else u), AdamSlots(m, v)
 
     return leafwise(

@@ -23,7 +23,7 @@ from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import sign
 from functional_optim.transforms.orthogonal import matrix_rule, polar_factor
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import root, zeros
 
 
 class AdaMuonSlots(NamedTuple):
@@ -86,7 +86,7 @@ def scale_by_adamuon(
         a, eps = numbers
         O = polar(S)  # noqa: E741
         v = slots.v_buffer.lerp(O * O, a)
-        U = O / (v.sqrt() + eps)
+        U = O / (root(v) + eps)
         size = 0.2 * math.sqrt(S.shape[-2] * S.shape[-1])
         return U * (size / (frobenius(U) + eps)), AdaMuonSlots(v)
 

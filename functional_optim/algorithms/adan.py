@@ -19,7 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import proximal_step
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 
 
 class AdanSlots(NamedTuple):
@@ -78,7 +78,7 @@ def scale_by_adan(
         v = slots.exp_avg_diff.lerp(d, a2)
         ahead = g + b2 * d
         n = slots.exp_avg_sq.lerp(ahead * ahead, a3)
-        u = (from_m * m + from_v * v) / (n.sqrt() + eps)
+        u = (from_m * m + from_v * v) / (root(n) + eps)
         return u, AdanSlots(m, v, n, g.clone())
 
     hyper = {"betas": three, "eps": eps}

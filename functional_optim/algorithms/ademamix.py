@@ -18,7 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 
 
 class AdEMAMixSlots(NamedTuple):
@@ -84,7 +84,7 @@ def scale_by_ademamix(
         m1 = slots.exp_avg_fast.lerp(g, a1)
         m2 = slots.exp_avg_slow.lerp(g, a3)
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        return (fast * m1 + slow * m2) / (v.sqrt() + eps), AdEMAMixSlots(m1, m2, v)
+        return (fast * m1 + slow * m2) / (root(v) + eps), AdEMAMixSlots(m1, m2, v)
 
     return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_ademamix")
 
@@ -205,7 +205,7 @@ def scale_by_simplified_ademamix(
         b1, a2, scale, from_g, eps = numbers
         m = b1 * slots.exp_avg + g
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        u = (scale * m + from_g * g) / (v.sqrt() + eps)
+        u = (scale * m + from_g * g) / (root(v) + eps)
         return u, AdamSlots(m, v)
 
     init = zeros(AdamSlots)

@@ -63,7 +63,7 @@ def scale_by_adopt(
     def scalars(t, *, betas, eps, clip_exponent):
         b1, b2 = betas
         first = t == 1
-        bound = numeric.power(t - 1, clip_exponent)
+        bound = numeric.power(numeric.maximum(t - 1, 1.0), clip_exponent)
         bound = numeric.where(clip_exponent == math.inf, math.inf, bound)
         return (
             1 - b1,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
-from functional_optim.algorithms.galore import due, low_rank, of_matrices, root, tall
+from functional_optim.algorithms.galore import due, low_rank, of_matrices, tall
 from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
@@ -24,7 +24,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.transforms.orthogonal import matrix_rule
-from functional_optim.transforms.rules import SQUARES
+from functional_optim.transforms.rules import SQUARES, root
 
 ScaleType = Literal["channel", "tensor"]
 """The unit with a separate factor: each index of the longer side, or the whole matrix."""

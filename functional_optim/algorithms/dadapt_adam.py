@@ -27,7 +27,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms.rules import SQUARES
+from functional_optim.transforms.rules import SQUARES, root
 
 
 class DadaptSlots(NamedTuple):
@@ -91,7 +91,7 @@ def scale_by_dadapt_adam(
 
     def reduce(g: Tensor, slots: DadaptSlots, p: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
         rate, beta, weight, eps, on = weights
-        inner = rate * (g * slots.s / (slots.exp_avg_sq.sqrt() + eps)).sum()
+        inner = rate * (g * slots.s / (root(slots.exp_avg_sq) + eps)).sum()
         return inner, on * (beta * slots.s + weight * g).abs().sum()
 
     def scalars(t, carry, total, *, lr, betas, eps, weight_decay, d0, growth_rate):
@@ -114,7 +114,7 @@ def scale_by_dadapt_adam(
         b1, a1, b2, a2, beta, weight, eps, decay = numbers
         m = b1 * slots.exp_avg + a1 * g
         v = b2 * slots.exp_avg_sq + a2 * (g * g)
-        u = -(m / (v.sqrt() + eps) + decay * p)
+        u = -(m / (root(v) + eps) + decay * p)
         return u, DadaptSlots(m, v, beta * slots.s + weight * g)
 
     hyper: dict[str, Any] = {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay}

@@ -76,10 +76,11 @@ def scale_by_dog(
 
     def scalars(t, carry, total, *, first, eps):
         new = carry.grad_square_sum == 0
-        least = 0.0 if given else first * (1 + _root(total[2]))
-        distance = numeric.where(new, least, numeric.maximum(carry.distance, _root(total[0])))
+        least = 0.0 if given else first * (1 + numeric.sqrt(total[2]))
+        farthest = numeric.maximum(carry.distance, numeric.sqrt(total[0]))
+        distance = numeric.where(new, least, farthest)
         squares = carry.grad_square_sum + numeric.where(new, eps, 0.0) + total[1]
-        eta = distance / _root(numeric.where(squares == 0, 1.0, squares))
+        eta = distance / numeric.sqrt(numeric.where(squares == 0, 1.0, squares))
         if given:
             eta = numeric.where(new, first, eta)
         return (eta,), DogCarry(distance, squares)
@@ -175,7 +176,7 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         before = numeric.where(carry.distance_square == 0, eps, carry.distance_square)
         square = numeric.maximum(before, total[0])
         weighted = carry.weighted_square_sum + square * total[1]
-        return (square / (_root(weighted) + eps),), DowgCarry(square, weighted)
+        return (square / (numeric.sqrt(weighted) + eps),), DowgCarry(square, weighted)
 
     return leafwise(
         _start,
@@ -227,9 +228,3 @@ def dowg(
 
 def _start(p: Tensor) -> StartSlots:
     return StartSlots(p.to(wide_dtype(p), copy=True))
-
-
-def _root(square: Any) -> Any:
-    """The square root, with a gradient of 0 where it is 0."""
-    null = square == 0
-    return numeric.where(null, 0.0, numeric.sqrt(numeric.where(null, 1.0, square)))

@@ -21,7 +21,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import matrix_rule
-from functional_optim.transforms.rules import SQUARES
+from functional_optim.transforms.rules import SQUARES, root
 
 
 class GaloreSlots(NamedTuple):
@@ -128,12 +128,6 @@ def tall(G: Tensor, like: Tensor | None = None) -> Tensor:
     """A matrix with the shorter side last; or the inverse, for another one of this shape."""
     m, n = (G if like is None else like).shape[-2:]
     return G if m >= n else G.mT
-
-
-def root(V: Tensor) -> Tensor:
-    """The root, with a derivative of 0 at 0: an uninitialized projector gives zeros."""
-    null = V == 0
-    return V.masked_fill(null, 1.0).sqrt().masked_fill(null, 0.0)
 
 
 def low_rank(p: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import decay_after_step, scale
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -69,7 +69,7 @@ def scale_by_laprop(
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
         b1, a1, a2, scale, eps = numbers
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        n = g / (v.sqrt() + eps)
+        n = g / (root(v) + eps)
         m = b1 * slots.exp_avg + a1 * n
         return scale * m, AdamSlots(m, v)
 

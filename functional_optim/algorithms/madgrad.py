@@ -18,6 +18,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights
+from functional_optim.transforms.rules import differentiable
 
 
 class MadgradSlots(NamedTuple):
@@ -68,7 +69,8 @@ def scale_by_madgrad(
         lamb, a, eps = numbers
         v = slots.grad_sum_sq + lamb * (g * g)
         s = slots.s + lamb * g
-        base = v.masked_fill(v == 0, 1.0) if may_be_zero else v  # where v is 0, s is
+        safe = may_be_zero or differentiable(v)  # the root of 0 has no derivative
+        base = v.masked_fill(v == 0, 1.0) if safe else v  # where v is 0, s is
         root = base.pow(1 / 3) + eps
         z = slots.x0 - s / root
         return a * (z - p), MadgradSlots(v, s, slots.x0)

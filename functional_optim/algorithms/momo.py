@@ -19,6 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.transforms.rules import root
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -173,7 +174,7 @@ def momo_adam(
         a1, a2, scale, eps = moments
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        return m, scale * m / (v.sqrt() + eps), MomoAdamSlots(m, v)
+        return m, scale * m / (root(v) + eps), MomoAdamSlots(m, v)
 
     def rho(t, *, betas, eps):
         return 1 - betas[0] ** t

@@ -17,7 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 
 
 class NadamCarry(NamedTuple):
@@ -69,7 +69,7 @@ def scale_by_nadam(
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
         u = grad_factor * g + momentum_factor * m
-        return u / (v.sqrt() + eps), AdamSlots(m, v)
+        return u / (root(v) + eps), AdamSlots(m, v)
 
     init, carry = zeros(AdamSlots), NadamCarry(1.0)
     return leafwise(

@@ -28,6 +28,7 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
+from functional_optim.transforms.rules import root
 
 
 class NorMuonSlots(NamedTuple):
@@ -99,7 +100,7 @@ def scale_by_normuon(
         a, eps = numbers
         O = polar(M)  # noqa: E741
         v = slots.second_momentum_buffer.lerp(mean(O * O, -1), a)
-        U = O / (v.sqrt() + eps)
+        U = O / (root(v) + eps)
         U = U * (frobenius(O) / (frobenius(U) + eps))
         return shape_factor(scale, *M.shape[-2:]) * U, NorMuonSlots(v)
 

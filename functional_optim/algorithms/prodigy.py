@@ -22,6 +22,7 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights
+from functional_optim.transforms.rules import root
 from functional_optim.transforms.scaling import check_lr, signed
 
 
@@ -124,7 +125,7 @@ def scale_by_prodigy(
         b1, a1, b2, a2, b3, a3, rate, eps, decay = numbers
         m = b1 * slots.exp_avg + a1 * g
         v = b2 * slots.exp_avg_sq + a2 * (g * g)
-        u = -rate * (m / (v.sqrt() + eps) + decay * p)
+        u = -rate * (m / (root(v) + eps) + decay * p)
         return u, ProdigySlots(m, v, b3 * slots.s + a3 * g, slots.p0)
 
     hyper: dict[str, Any] = {"lr": lr, "betas": every, "eps": eps, "weight_decay": weight_decay}

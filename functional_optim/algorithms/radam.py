@@ -17,7 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 
 
 @factory
@@ -55,7 +55,7 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         a1, a2, adaptive, plain, eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        u = m * (adaptive / (v.sqrt() + eps) + plain)
+        u = m * (adaptive / (root(v) + eps) + plain)
         return u, AdamSlots(m, v)
 
     return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_radam")

@@ -20,7 +20,7 @@ from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.transforms import trace
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import root, zeros
 
 
 class RmsSlots(NamedTuple):
@@ -69,9 +69,9 @@ def scale_by_rms(
     def update(g: Tensor, slots: Any, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
         v = slots.square_avg.lerp(g * g, a)
         if not centered:
-            return g / (v.sqrt() + eps), RmsSlots(v)
+            return g / (root(v) + eps), RmsSlots(v)
         m = slots.grad_avg.lerp(g, a)
-        return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
+        return g / (root((v - m * m).clamp(min=0)) + eps), CenteredSlots(v, m)
 
     init, hyper = zeros(slot_type), {"alpha": alpha, "eps": eps}
     storage = Storage(nonnegative=("square_avg",))

@@ -18,7 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -60,7 +60,7 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
     def update(g: Tensor, slots: SecondMomentSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
         a, scale, eps = numbers
         v = slots.exp_avg_sq.lerp(g * g, a)
-        return scale * g / (v.sqrt() + eps), SecondMomentSlots(v)
+        return scale * g / (root(v) + eps), SecondMomentSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
     init = zeros(SecondMomentSlots)

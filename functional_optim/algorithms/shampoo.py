@@ -32,6 +32,7 @@ from functional_optim.core.views import MATRICES, TENSORS, Merged
 from functional_optim.linalg import eigh, tell_not_finite
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
 from functional_optim.transforms.bases import Refresh
+from functional_optim.transforms.rules import root
 from functional_optim.transforms.scaling import check_lr
 from functional_optim.transforms.sides import behind, each_behind, for_each, gram, turned
 
@@ -269,7 +270,7 @@ def scale_by_shampoo(
         if not squares:
             return now, None, x
         v = s.grafted_decay * x.exp_avg_sq + s.grafted_weight * G * G
-        divided = now / ((v / s.grafted_correction).sqrt() + s.grafted_eps)
+        divided = now / (root(v / s.grafted_correction) + s.grafted_eps)
         return now, divided, x._replace(exp_avg_sq=v)
 
     def grafted(M: Tensor, divided: Tensor | None, x: Any) -> Tensor:

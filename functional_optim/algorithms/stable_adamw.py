@@ -16,7 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import SQUARES, zeros
+from functional_optim.transforms.rules import SQUARES, root, zeros
 
 
 @factory
@@ -63,7 +63,7 @@ def scale_by_stable_adam(
         v = slots.exp_avg_sq.lerp(g * g, a2)
         excess = (g * g / v.clamp(min=eps * eps)).mean()
         excess = excess.clamp(min=1.0)  # the root of 0 has no derivative
-        u = m / (v.sqrt() + eps) + decay * p
+        u = m / (root(v) + eps) + decay * p
         return u * excess.rsqrt(), AdamSlots(m, v)
 
     init = zeros(AdamSlots)

@@ -110,7 +110,7 @@ def mechanize(
         gains = zip(betas, r, s, strict=True)
         r = [numeric.maximum(b * x - own * h, 0.0) for b, x, own in gains]
         wealth = [x * s_init / count + y for x, y in zip(m, r, strict=True)]
-        s = [x / (_root(y) + eps) for x, y in zip(wealth, v, strict=True)]
+        s = [x / (numeric.sqrt(y) + eps) for x, y in zip(wealth, v, strict=True)]
         new = type(carry)(*s, *v, *r, *m)
         return (numeric.maximum(sum(s), 0.0),), new
 
@@ -127,8 +127,3 @@ def mechanize(
         runs=runs, storage=storage, name="mechanize",
     ).placements  # fmt: skip
     return Leafwise((*tx.placements, tuner._replace(lookback=len(tx.placements))))
-
-
-def _root(x: Any) -> Any:
-    """The square root, whose derivative at 0 is 0."""
-    return numeric.where(x == 0, 0.0, numeric.sqrt(numeric.where(x == 0, 1.0, x)))

@@ -406,7 +406,9 @@ def _followed(name: str, A: Tensor | None, Q: Tensor | None, *, ordered: bool = 
     finite = trace.isfinite()
     tell_not_finite(name, finite)
     known = (finite & (trace > 0))[..., None, None]
-    AQ, order = torch.where(known, A @ Q, Q), None
+    # a turn that is not taken may see an empty basis, and the decomposition of 0 has no derivative
+    start = torch.where(Q.flatten(-2).any(-1)[..., None, None], Q, torch.eye(*Q.shape[-2:]).to(Q))
+    AQ, order = torch.where(known, A @ start, start), None
     if ordered:
         shares = (Q * AQ).sum(-2)
         order = shares.argsort(dim=-1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Common parts of rules: initial slots."""
+"""Common parts of rules: initial slots, and roots with derivatives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.modes import transformed
 from functional_optim.core.storage import Storage
 
 SQUARES = Storage(nonnegative=("exp_avg_sq",))
@@ -21,3 +22,17 @@ def zeros(record: Any) -> Callable[[Tensor], Any]:
         return record(*[torch.zeros_like(p) for _ in record._fields])
 
     return init
+
+
+def differentiable(x: Tensor) -> bool:
+    """Whether derivatives of what is computed from x may be asked for."""
+    return transformed() or (torch.is_grad_enabled() and x.requires_grad)
+
+
+def root(x: Tensor) -> Tensor:
+    """The square root, with a derivative of 0 at 0: a meta-gradient of an element without a
+    gradient would be NaN."""
+    if not differentiable(x):
+        return x.sqrt()
+    null = x == 0
+    return x.masked_fill(null, 1.0).sqrt().masked_fill(null, 0.0)

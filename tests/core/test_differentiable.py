@@ -267,6 +267,53 @@ def test_a_batch_of_slopes_along_the_learning_rate(case):
         assert abs(slope) > 1e-4
 
 
+@pytest.mark.parametrize("case", [p for p in BATCH if p.id != "kl_shampoo"])
+def test_elements_without_a_gradient_have_slopes(case):
+    """As the rows of an embedding that do not occur, whose second moments are 0. KL-Shampoo's
+    factors have equal eigenvalues there."""
+    reached = torch.tensor([[0.0], [1.0], [1.0]])
+
+    def f(lr):
+        tx, p = case.tx(lr=lr), start()["first"]
+        state = tx.init(p)
+        for _ in range(3):
+            updates, state = tx.update(reached * p.cos(), state, p)
+            p = fo.apply_updates(p, updates)
+        return p.square().sum()
+
+    assert_slope(f, torch.tensor(case.hyper["lr"]), torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda b: fo.accumulate(fo.adam(0.05, (0.9, b)), every=2),
+        lambda b: fo.soap(0.05, (0.8, b), eps=1e-3, precondition_frequency=2),
+        lambda b: fo.kl_soap(0.05, (0.8, b), eps=1e-3),
+    ],
+    ids=["accumulate", "soap", "kl_soap"],
+)
+def test_a_variant_that_is_not_chosen_leaves_slopes_alone(recipe):
+    """torch.func runs all of them, and drops the results of others."""
+    W, *Gs = torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(0))
+
+    def f(b):
+        tx, p = recipe(b), W
+        state = tx.init(p)
+        for g in Gs:
+            updates, state = tx.update(g + 0.3 * p.sin(), state, p)
+            p = fo.apply_updates(p, updates)
+        return p.sin().sum()
+
+    assert_slope(f, torch.tensor(0.95), torch.ones(()))
+
+
+def test_the_norm_of_gradients_that_are_0_has_a_slope():
+    tx = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.1))
+    slopes = torch.func.grad(lambda p: tx.update(0 * p, tx.init(p), p)[0].sum())(torch.ones(3))
+    assert slopes.tolist() == [0.0] * 3
+
+
 def test_numbers_given_in_float64_are_not_rounded():
     """A numerical derivative along a carried number sees nothing finer than its rounding."""
     torch.set_default_dtype(torch.float32)  # until the end of this test
