@@ -37,8 +37,8 @@ COCOB forgets the least bound of a gradient
 ? algorithms/test_properties.py -k no_nan
 = functional_optim/algorithms/dog.py
 DoG measures from the start without the first distance
-- least = 0.0 if given else first * (1 + _root(total[2]))
-+ least = 0.0 if given else first * _root(total[2])
+- least = 0.0 if given else first * (1 + numeric.sqrt(total[2]))
++ least = 0.0 if given else first * numeric.sqrt(total[2])
 ? algorithms/test_{trajectories,optax,authors}.py -k dog
 = functional_optim/algorithms/galore.py
 GaLore does not correct the bias of its averages
@@ -93,9 +93,9 @@ SM3 takes the bound of one dimension only
 ? algorithms/test_{trajectories,optax,authors}.py -k sm3
 = functional_optim/algorithms/stable_adamw.py
 StableAdamW's bound leaves its decay alone
-- u = m / (v.sqrt() + eps) + decay * p
+- u = m / (root(v) + eps) + decay * p
 -         return u * excess.rsqrt(),
-+ u = m / (v.sqrt() + eps) * excess.rsqrt()
++ u = m / (root(v) + eps) * excess.rsqrt()
 +         return u + decay * p,
 ? algorithms/test_{trajectories,optax,authors}.py -k stable_adamw
 = functional_optim/algorithms/yogi.py
