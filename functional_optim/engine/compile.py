@@ -27,7 +27,7 @@ from functional_optim.engine.plan import (
 )
 from functional_optim.engine.tree_plan import TreePlan, check_apart
 from functional_optim.kernels.interrupts import held
-from functional_optim.kernels.private import set_grad_enabled
+from functional_optim.kernels.private import differentiated, set_grad_enabled
 
 Backend = Literal["kernels", "torch"]
 """The compiler of a step: this package's kernels, or torch.compile."""
@@ -143,6 +143,8 @@ class Step(Reconstructible):
         new_params, new_state = stepped(self.tx, grads, state, params, extra)
         if not self.donate:
             return new_params, new_state
+        if modes.transformed() and not torch.compiler.is_compiling():
+            _check_no_derivative((new_params, new_state))
         if modes.transformed() and not isinstance(self.tx, Leafwise):
             return new_params, new_state  # a tensor may be shared by a batch
 
@@ -157,6 +159,16 @@ class Step(Reconstructible):
             return written(params, state, new_params, new_state, firsts)
 
         return base.unrecorded(held, write)
+
+
+def _check_no_derivative(results: Any) -> None:
+    """Raise an error if torch.func.grad records the results of a step that is in place."""
+    if any(map(differentiated, tree.leaves(results))):
+        raise RuntimeError(
+            "a compiled step inside torch.func.grad writes into its arguments, which has no "
+            "derivative; pass donate=False to fo.compile, or detach parameters, gradients and "
+            "hyperparameters before the step."
+        )
 
 
 class CommittedStep(Step):

@@ -1,8 +1,8 @@
 """The private names of torch that this package uses, all of them, and what is done without each.
 
-`NAMES` lists them, except those of `state_creation`, `without_memory` and `restore`. A torch that
-lacks one is served by the Python below it, which is slower, or leaves something out, but steps no
-parameter wrongly. `tests/core/test_private.py` deletes each.
+`NAMES` lists them, except those of `state_creation`, `without_memory`, `differentiated` and
+`restore`. A torch that lacks one is served by the Python below it, which is slower, or leaves
+something out, but steps no parameter wrongly. `tests/core/test_private.py` deletes each.
 """
 
 from __future__ import annotations
@@ -119,8 +119,22 @@ without_memory: Any = _without_memory if _wrapper and _refuse_reading else None
 None: perturbed parameters are computed before the loss reads them."""
 
 
-def _nothing(*_: int) -> int:
+def _nothing(*_: Any) -> int:
     return 0
+
+
+_in_transform = _found("torch._C._functorch.is_functorch_wrapped_tensor") or _nothing
+_inside = _found("torch._C._functorch.get_unwrapped")
+_at_gradient = _found("torch._C._functorch.is_gradtrackingtensor") or _nothing
+
+
+def differentiated(x: torch.Tensor) -> bool:
+    """Whether a torch.func.grad records x, possibly inside of a torch.vmap."""
+    while _in_transform(x):
+        if _at_gradient(x) and x.requires_grad:
+            return True
+        x = _inside(x)
+    return False
 
 
 _transforms = _found("torch._C._functorch.get_dynamic_layer_stack_depth") or _nothing

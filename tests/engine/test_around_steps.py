@@ -195,6 +195,30 @@ def test_a_gradient_of_torch_func_goes_through_a_step(step):
     assert_close(torch.func.grad(lambda w: step(w).square().sum())(w), w / 2, EXACT)  # to w / 2
 
 
+def in_place(lr, w):
+    """The sum of the parameters after a step into a copy of them."""
+    tx, p = fo.sgd(lr=lr), w.clone()
+    return fo.compile(tx)(torch.ones_like(w), tx.init(p), p)[0].sum()
+
+
+def test_a_step_in_place_says_that_it_has_no_derivative():
+    """Its results were constants: the slope along a rate was 0, without a word."""
+    w, lr = torch.ones(3, dtype=torch.float64), torch.tensor(0.25, dtype=torch.float64)
+    batched = torch.vmap(in_place, in_dims=(None, 0))
+    for f, x in (
+        (lambda lr: in_place(lr, w), lr),
+        (lambda w: in_place(0.25, w), w),
+        (lambda lr: batched(lr, w.expand(2, 3)).sum(), lr),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"has no derivative; pass donate=False to fo\.compile"
+        ):
+            torch.func.grad(f)(x)
+    _, tangent = torch.func.jvp(lambda lr: in_place(lr, w), (lr,), (torch.ones_like(lr),))
+    assert tangent == -3
+    assert torch.func.grad(lambda x: x * in_place(lr, w))(lr) == 2.25  # of constants
+
+
 @either_way
 def test_a_compiled_step_that_make_fx_traces_is_in_its_graph(donate):
     tx = fo.adamw(lr=0.1)
