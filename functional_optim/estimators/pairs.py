@@ -80,9 +80,28 @@ class Lazy(Tensor):
 
 
 def _called(func: Any, seen: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
-    """Call a function of torch. seen: what it gets of a lazy tensor."""
-    plain, named = tree.map(seen, (args, kwargs or {}))
-    return func(*plain, **named)
+    """Call a function of torch. seen: what it gets of a lazy tensor.
+
+    Raises:
+        RuntimeError: if it writes into such values, which only this call has.
+    """
+    given: list[Tensor] = []
+
+    def plain(x: Any) -> Any:
+        if not isinstance(x, Lazy):
+            return x
+        given.append(seen(x))
+        return given[-1]
+
+    before = tree.map(plain, (args, kwargs or {}))
+    counts = [0 if x.is_inference() else x._version for x in given]
+    found = func(*before[0], **before[1])
+    if counts != [0 if x.is_inference() else x._version for x in given]:
+        raise RuntimeError(
+            f"{getattr(func, '__name__', func)} writes into a parameter inside the loss, which is "
+            "computed anew each time that the loss reads it; write into a copy, p.clone()."
+        )
+    return found
 
 
 def looks(x: Any) -> Any:

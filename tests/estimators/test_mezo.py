@@ -146,6 +146,25 @@ READ_BELOW_PYTHON = {
 
 @pytest.mark.filterwarnings("ignore:To copy construct", "ignore:`torch.jit")
 @pytest.mark.parametrize("name", READ_BELOW_PYTHON)
+def clamped(p):
+    p["w"].clamp_(-1, 1)
+    return p["w"].sum()
+
+
+def first_set(p):
+    p["w"][0] = 5.0
+    return p["w"].sum()
+
+
+@pytest.mark.parametrize("loss", [clamped, first_set])
+@pytest.mark.parametrize("est", [fo.mezo(), fo.spsa(batched=False)], ids=lambda e: e.name)
+def test_a_loss_that_writes_into_a_parameter_is_refused(est, loss):
+    """The next operation would read the parameter as it was."""
+    params = {"w": torch.arange(3.0)}
+    with pytest.raises(RuntimeError, match="writes into a parameter inside the loss"):
+        est.value_and_grad(loss)(est.init(params, seed=0), params)
+
+
 @pytest.mark.parametrize(
     "est", [fo.mezo(eps=0.1), fo.spsa(c=0.1, batched=False)], ids=lambda e: e.name
 )
