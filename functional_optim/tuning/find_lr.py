@@ -313,6 +313,8 @@ class SweepRuns:
                     if len(ways) == 1:
                         raise
                     ways.pop()
+                    if len(ways) == 1:
+                        self._check_pure()
                     if isinstance(error, kernels.NoCompiler):
                         kernels.warn_failed("torch.compile failed", error)
                     else:
@@ -320,6 +322,15 @@ class SweepRuns:
             if said:
                 self.said.append(said)
         return torch.cat(rows)[: len(values)]
+
+    def _check_pure(self) -> None:
+        """Raise an error if the loss modifies other tensors, which only vmap refuses."""
+        one = tree.map(lambda p: p[None], self.params)
+        slope = torch.func.grad(self.loss_fn, has_aux=self.has_aux)
+        try:
+            torch.vmap(lambda p: slope(p, *self.batches[0]), randomness="same")(one)
+        except Exception as error:
+            _refuse(error, 1)
 
     def _in_turn(self, values: Sequence[float], show: Show) -> Tensor:
         """The losses [values, steps] of runs one after another."""

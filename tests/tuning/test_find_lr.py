@@ -311,6 +311,10 @@ def test_batch_norm_is_refused_and_the_advice_works():
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(RuntimeError, match="modifies a tensor that is not in params"):
         sweep(loss_fn=loss_of(net), params=dict(net.named_parameters()))
+    # nor where vmap fails before the loss has run
+    branches = lambda lr: fo.sgd(lr) if lr > 0.05 else fo.adam(lr)  # noqa: E731
+    with pytest.raises(RuntimeError, match="modifies a tensor that is not in params"):
+        sweep(branches, loss_fn=loss_of(net), params=dict(net.named_parameters()))
     assert_close(net.state_dict(), before, 0.0)
     other = torch.func.replace_all_batch_norm_modules_(copy.deepcopy(net))
     found = sweep(loss_fn=loss_of(other), params=dict(other.named_parameters()))
