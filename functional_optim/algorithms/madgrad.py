@@ -16,9 +16,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.modes import differentiable
 from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights
-from functional_optim.transforms.rules import differentiable
 
 
 class MadgradSlots(NamedTuple):

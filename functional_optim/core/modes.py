@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from functional_optim.kernels.private import differentiated as _differentiated
 from functional_optim.kernels.private import dispatch_modes as _modes
 from functional_optim.kernels.private import early_dispatch_modes as _early_modes
 from functional_optim.kernels.private import transform as _transform
@@ -19,6 +20,13 @@ T = TypeVar("T")
 def transformed() -> bool:
     """Whether a transform of torch.func, such as vmap, is active."""
     return _transform() is not None
+
+
+def differentiable(x: torch.Tensor) -> bool:
+    """Whether derivatives of what is computed from x may be asked for."""
+    if _transform() is None:
+        return torch.is_grad_enabled() and x.requires_grad
+    return torch.compiler.is_compiling() or _differentiated(x, forward=True)
 
 
 def recorded() -> bool:

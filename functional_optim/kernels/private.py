@@ -128,10 +128,13 @@ _inside = _found("torch._C._functorch.get_unwrapped")
 _at_gradient = _found("torch._C._functorch.is_gradtrackingtensor") or _nothing
 
 
-def differentiated(x: torch.Tensor) -> bool:
-    """Whether a torch.func.grad records x, possibly inside of a torch.vmap."""
+def differentiated(x: torch.Tensor, *, forward: bool = False) -> bool:
+    """Whether a torch.func.grad records x, possibly inside of a torch.vmap.
+
+    forward: whether also torch.func.jvp counts, and a gradient of other tensors.
+    """
     while _in_transform(x):
-        if _at_gradient(x) and x.requires_grad:
+        if _at_gradient(x) and (forward or x.requires_grad):
             return True
         x = _inside(x)
     return False

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.modes import transformed
+from functional_optim.core.modes import differentiable
 from functional_optim.core.storage import Storage
 
 SQUARES = Storage(nonnegative=("exp_avg_sq",))
@@ -22,11 +22,6 @@ def zeros(record: Any) -> Callable[[Tensor], Any]:
         return record(*[torch.zeros_like(p) for _ in record._fields])
 
     return init
-
-
-def differentiable(x: Tensor) -> bool:
-    """Whether derivatives of what is computed from x may be asked for."""
-    return transformed() or (torch.is_grad_enabled() and x.requires_grad)
 
 
 def root(x: Tensor) -> Tensor:
