@@ -65,10 +65,13 @@ def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
 
 
 def filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of small positive numbers, all different."""
+    """A tensor of small positive numbers, all different; of bools, or integers below 100."""
     count = math.prod(shape)
     values = torch.arange(1, 1 + count, dtype=torch.float64, device="cpu")
-    return values.mul_(0.7548776662).frac_().add_(0.1).reshape(shape).to(dtype)
+    values = values.mul_(0.7548776662).frac_().reshape(shape)
+    if dtype is torch.bool:
+        return values < 0.5
+    return (values + 0.1 if dtype.is_floating_point or dtype.is_complex else 100 * values).to(dtype)
 
 
 def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[Tensor]:

@@ -80,7 +80,7 @@ class _Watch(TorchFunctionMode):
             left, recorder.named = recorder.named, None
         if left is not None:
             raise recorder.reading()
-        if func in SIZED or (isinstance(found, (tuple, list)) and func is not Tensor.stride):
+        if func in SIZED or (isinstance(found, (tuple, list)) and func not in STRIDED):
             recorder.graph.reads_sizes = True
         elif not (isinstance(found, KNOWN) or func in FIXED) and (
             found is not None or name == "__get__"
@@ -154,6 +154,9 @@ SIZED = {
     torch.is_same_size,
 }
 """Functions from a tensor to its sizes, besides those that return a tuple."""
+
+STRIDED = {Tensor.stride, Tensor.dim_order}
+"""Functions that return a tuple which does not follow from the sizes."""
 
 KNOWN = (Tensor, torch.dtype, torch.device, torch.layout)
 """The types of what a recorded tensor has in common with those of the step."""

@@ -59,13 +59,16 @@ class Cpp:
         self.names = iter(names)
         self.dtype = torch.float32
 
-    add, sub, mul, div = (lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in "+-*/")
+    sub, mul, div = (lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in "-*/")
     lt, le, gt, ge, eq, ne = (
         lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("<", "<=", ">", ">=", "==", "!=")
     )
     bitand, bitor, bitxor, shl, shr = (
         lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("&", "|", "^", "<<", ">>")
     )
+
+    def add(self, x: str, y: str) -> str:
+        return f"({x} {'|' if self.dtype is torch.bool else '+'} {y})"
 
     def neg(self, x: str) -> str:
         return f"(-{x})"

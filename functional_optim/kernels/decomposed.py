@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ def _wide(x: Tensor) -> Tensor:
 
 def _as(found: Tensor, dtype: torch.dtype) -> Tensor:
     return found if found.dtype == dtype else found.to(dtype)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same as the operation that kernels have: inside of an operation `to` is none."""
+    return x if x.dtype == dtype else attrgetter(ops.CAST)(torch.ops.aten)(x, dtype=dtype)
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -63,12 +69,13 @@ def _norm(x: Tensor, ord: float, dims: Any, keepdim: bool) -> Tensor:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False, root: bool = False
 ) -> Tensor:
-    wide, dims = _wide(x), list(range(x.dim())) if dim is None else dim
+    wide = _cast(x, torch.float64)  # squares of small numbers are 0 in float32
+    dims = list(range(x.dim())) if dim is None else dim
     off = wide - wide.mean(dims, keepdim=True)
     count = wide.new_ones(x.shape).sum(dims, keepdim=keepdim)
     free = (count - (1 if correction is None else correction)).clamp(min=0)
     found = (off * off).sum(dims, keepdim=keepdim) / free
-    return _as(found.sqrt() if root else found, x.dtype)
+    return _cast(found.sqrt() if root else found, x.dtype)
 
 
 def _noise(key: Tensor, low: Tensor, high: Tensor, like: Tensor) -> Tensor:

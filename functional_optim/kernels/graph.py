@@ -169,8 +169,16 @@ def constants(graph: Graph) -> dict[Place, Any]:
 
 
 def values_at(graph: Graph, places: Sequence[Place]) -> tuple[float, ...]:
-    """Some constants of a graph."""
+    """Some constants of a graph.
+
+    Raises:
+        Unsuitable: for an int of an operation on integers that is no float.
+    """
     found = constants(graph)
+    for i, where in places:
+        x, node = found[i, where], graph.nodes[i]
+        if isinstance(x, int) and float(x) != x and not node.dtype.is_floating_point:
+            raise Unsuitable("a large int that depends on the shape", node.rule)
     return tuple([float(found[place]) for place in places])
 
 
@@ -201,7 +209,8 @@ def with_rows(graph: Graph, places: Sequence[Place]) -> Graph:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    return x == y or (x != x and y != y)
+    signs = x != 0 or math.copysign(1, x) == math.copysign(1, y)
+    return (x == y and signs) or (x != x and y != y)
 
 
 def laid_out(graph: Graph, sizes: Sequence[int]) -> Graph:
@@ -218,6 +227,10 @@ def laid_out(graph: Graph, sizes: Sequence[int]) -> Graph:
     for node in graph.nodes:
         node.dims = _dims(graph, node)
         node.axes = tuple([axis for own in node.dims for axis in own])
+        if len(set(node.axes)) < len(node.axes):
+            raise Unsuitable("one dimension twice in a value", node.rule)
+        if node.op == "input" and [*node.axes] != sorted(node.axes):  # kernels read it in order
+            raise Unsuitable("a slot with dimensions in another order than the parameter's")
     for i, value in graph.stores:
         if value.axes != graph.inputs[i].axes and not set(value.axes) < set(graph.inputs[i].axes):
             raise Unsuitable(f"a new value of shape {value.shape}", value.rule)
@@ -307,9 +320,6 @@ def _broadcast(node: Node) -> tuple[tuple[int, ...], ...]:
                 raise Unsuitable("elements in two orders in one operation", node.rule)
             if own:
                 found[-1 - i] = own
-    order = [axis for own in found for axis in own]
-    if len(set(order)) < len(order):
-        raise Unsuitable("one dimension twice in a value", node.rule)
     return tuple(found)
 
 

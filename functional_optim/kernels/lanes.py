@@ -38,9 +38,6 @@ class Lanes(Cpp):
         """A comparison. The mask of true, −1, is below that of false."""
         return f"{sign}({y}, {x})" if self.dtype is torch.bool else f"{sign}({x}, {y})"
 
-    def add(self, x: str, y: str) -> str:
-        return f"({x} {'|' if self.dtype is torch.bool else '+'} {y})"
-
     def not_(self, x: str) -> str:
         return f"(~{x})"
 

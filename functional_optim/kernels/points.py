@@ -73,8 +73,23 @@ def _clamp(
 ) -> str:
     lo, hi = lo or min, hi or max
     if lo is not None:
-        x = b.let(b.maximum(x, lo))
-    return x if hi is None else b.minimum(x, hi)
+        x = b.let(_at_least(b, n, x, lo))
+    return x if hi is None else _at_most(b, n, x, hi)
+
+
+@_op("clamp_min.default", "clamp_min.Tensor")
+def _at_least(b: Any, n: Node, x: str, lo: str) -> str:
+    return b.select(b.gt(lo, x), lo, x) if _is_zero(b, lo) else b.maximum(x, lo)
+
+
+@_op("clamp_max.default", "clamp_max.Tensor")
+def _at_most(b: Any, n: Node, x: str, hi: str) -> str:
+    return b.select(b.lt(hi, x), hi, x) if _is_zero(b, hi) else b.minimum(x, hi)
+
+
+def _is_zero(b: Any, bound: str) -> bool:
+    """Whether a bound is the number 0, at which ATen keeps the sign of a zero."""
+    return bound in (b.const(0.0), b.const(-0.0))
 
 
 @_op("lerp.Tensor", "lerp.Scalar")
@@ -226,10 +241,6 @@ POINT |= {
     "relu.default": lambda b, n, x: b.select(b.lt(x, b.const(0.0)), b.const(0.0), x),
     "maximum.default": lambda b, n, x, y: b.maximum(x, y),
     "minimum.default": lambda b, n, x, y: b.minimum(x, y),
-    "clamp_min.default": lambda b, n, x, lo: b.maximum(x, lo),
-    "clamp_min.Tensor": lambda b, n, x, lo: b.maximum(x, lo),
-    "clamp_max.default": lambda b, n, x, hi: b.minimum(x, hi),
-    "clamp_max.Tensor": lambda b, n, x, hi: b.minimum(x, hi),
     "where.self": lambda b, n, c, x, y: b.select(c, x, y),
     "masked_fill.Scalar": lambda b, n, x, c, y: b.select(c, y, x),
     "masked_fill.Tensor": lambda b, n, x, c, y: b.select(c, y, x),

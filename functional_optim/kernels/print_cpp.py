@@ -62,7 +62,10 @@ class Source:
         for node in self.plan.kept:
             if node not in self.plan.mirrors:
                 self._place(node)
-        steps = self._steps()
+        try:
+            steps = self._steps()
+        except RecursionError as error:
+            raise Unsuitable("more operations than fit a kernel") from error
         functions = "\n".join(self.functions)
         math_used = MATH if "_of(" in functions else ""
         noise_used = NOISE if "noise" in functions else ""

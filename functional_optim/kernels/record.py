@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -66,8 +67,8 @@ class Recorder(ModeBase):
         """How many nodes there were when the function was called that now runs."""
         self.refused: list[RuleError | Unsuitable] = []
         """What was refused to a rule."""
-        self.storages: dict[int, int] = {}
-        """How many values have been seen in each memory."""
+        self.values = WeakValueDictionary[int, Tensor]()
+        """The values that are still there, by the indices of their nodes."""
         self.alive: list[Tensor] = []
 
     def note(
@@ -84,8 +85,7 @@ class Recorder(ModeBase):
         node = Node(op, args, own, x.dtype, shape, host, self.rule, self.within)
         self.graph.add(node)
         x._functional_optim_node = node  # pyright: ignore[reportAttributeAccessIssue]
-        key = memory_of(x)
-        self.storages[key] = self.storages.get(key, 0) + 1
+        self.values[node.index] = x
         if self.keep:
             self.alive.append(x)
         return node
@@ -308,11 +308,16 @@ class Recorder(ModeBase):
         targets = _written(func, args, kwargs)
         self.refuse_write(op.partition(".")[0], targets)
         target = targets[0] if len(targets) == 1 else None
-        if target is None or self.node_of(target) is None or target is not args[0]:
+        node = self.node_of(target)
+        if target is None or node is None or target is not args[0]:
             raise Unsuitable(f"the operation {op} in place", self.rule)
         whose = memory_of(target)
-        if self.storages[whose] > 1 or not op.count("_."):
+        shared = {i for i, x in self.values.items() if memory_of(x) == whose} - {node.index}
+        if shared or not op.count("_."):
             raise Unsuitable(f"the operation {op} in place", self.rule)
+        wide = {ops.opmath(torch.result_type(target, x)) for x in args if isinstance(x, Tensor)}
+        if wide != {ops.opmath(target.dtype)} and op != "copy_.default":
+            raise Unsuitable(f"the operation {op} of a wider dtype in place", self.rule)
         plain = op.replace("_.", ".", 1)
         if plain == "copy.default":
             if target.dtype != args[1].dtype or target.shape != args[1].shape:
@@ -321,7 +326,7 @@ class Recorder(ModeBase):
             plain, args = "clone.default", args[1:2]
         else:
             func(*args, **kwargs)
-        self.storages[whose] = 0
+        self.values.pop(node.index, None)
         self._take(plain, args, kwargs, target)
         return target
 

@@ -108,6 +108,8 @@ class Triton(Cpp):
             return f"tl.full((), {int(x)}, {type_of(dtype)})"
         value = float(torch.tensor(float(x), dtype=dtype, device="cpu"))
         text = repr(value) if math.isfinite(value) else f"float('{value}')"
+        if text == "-0.0":  # of which `full` makes 0
+            return f"(tl.full((), 0.0, {type_of(dtype)}) * -1.0)"
         return f"tl.full((), {text}, {type_of(dtype)})"
 
     @staticmethod

@@ -17,6 +17,7 @@ import functional_optim as fo
 from functional_optim.adapters import Optimizer
 from functional_optim.core import recording, traits
 from functional_optim.core.recording import key_of
+from functional_optim.core.small import filled
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Unsuitable
@@ -76,6 +77,10 @@ RULES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     ),
     "behind a view": (cloned(lambda v: v.view(-1).mul_(2)), "the operation mul_.Tensor in place"),
     "an element": (cloned(lambda v: v.__setitem__(0, 0.0)), "the operation fill_.Tensor in place"),
+    "into a narrower dtype": (
+        lambda u, p: u.clone().sub_(p.double()),
+        "the operation sub_.Tensor of a wider dtype in place",
+    ),
     "out=": (
         lambda u, p: torch.mul(u, 2, out=torch.empty_like(u)),
         "the operation mul.out in place",
@@ -112,6 +117,15 @@ RULES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
         lambda u, p: u * torch.tensor([0.5, 1.0])[0],
         "the operation constant_tensor",
     ),
+    "a square": (
+        lambda u, p: u * (torch.ones(len(u), len(u)).sum() > 1000),
+        "one dimension twice in a value",
+    ),
+    "repeated rows": (
+        lambda u, p: u + u.mean(1).expand(len(u), len(u)).sum(1, keepdim=True),
+        "one dimension twice in a value",
+    ),
+    "the order of dimensions": (lambda u, p: u * p.dim_order()[0], "dim_order of a tensor"),
     "an error": (
         lambda u, p: u.reshape(7, -1),
         "RuntimeError: shape '[7, -1]' is invalid for input of size 187",
@@ -175,6 +189,85 @@ def test_slots_of_other_shapes_have_the_axes_of_their_parameter():
     assert said(graph) == "2 mean[1] sum[01]"
     assert [x.axes for x in graph.inputs] == [(0, 1), (0, 1), (0,), (), (0, 1)]
     assert [i for i, _ in graph.stores] == [1, 2, 3, 4]
+
+
+class Mask(NamedTuple):
+    seen: Tensor
+
+
+def masked(shape_of: Callable[[Tensor], Any], mask_of: Callable[[Tensor], Tensor]) -> Any:
+    """A rule with a mask of some shape, which leaves a parameter what its mask selects."""
+
+    def init(p: Tensor) -> Mask:
+        seen = torch.arange(p.new_empty(shape_of(p)).numel()) % 3 > 0
+        return Mask(seen.reshape(shape_of(p)))
+
+    def update(u: Tensor, slots: Mask, p: Tensor) -> Any:
+        return torch.where(mask_of(slots.seen), u, 0.1 * u), slots
+
+    return fo.leafwise(init, update, name="masked")
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        masked(lambda p: p.shape[::-1], lambda mask: mask.T),
+        masked(lambda p: (len(p), len(p)), lambda mask: mask.all(1, keepdim=True)),
+    ],
+    ids=["transposed", "square"],
+)
+def test_slots_whose_dimensions_are_in_another_order_have_no_kernel(tx):
+    """In which they would be read in the order of the parameter."""
+    grads, p = torch.ones(4, 5), torch.zeros(4, 5)
+    with pytest.raises(Unsuitable, match="dimension"):
+        traits.graph_of(tx.placements[0], p)
+    updates, _ = tx.update(grads, tx.init(p), p)
+    found, _ = fo.compile(tx)(grads, tx.init(p), p)
+    assert found.tolist() == updates.tolist()
+
+
+def test_small_tensors_have_bools_of_both_kinds_and_many_integers():
+    assert filled((9,), torch.bool).unique().tolist() == [False, True]
+    assert filled((9,), torch.int8).unique().numel() > 5
+
+
+CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "a zero of the other sign": (lambda u: 1 / (0 * u + (-0.0 if len(u) > 40 else 0.0)), (41,)),
+    "a large int": (lambda u: ((0 * u).long() + (len(u) ** 5 + 1)) & 1023, (5000,)),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_of_a_shape_are_those_of_the_rule(name):
+    of, shape = CONSTANTS[name]
+    tx = fo.leafwise(None, lambda u, slots, p: (of(u).to(u.dtype), slots), name="rule")
+    p = -torch.zeros(shape)
+    updates, _ = tx.update(p, tx.init(p), p)
+    found, _ = fo.compile(tx)(p, tx.init(p), p.clone())
+    assert found[:2].tolist() == updates[:2].tolist()
+
+
+def test_memory_that_is_used_again_is_not_taken_for_a_view():
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        x = u * len(u)
+        for _ in range(50):
+            x = x + 1
+        return x.mul_(2), slots
+
+    tx, p = fo.leafwise(None, update, name="rule"), torch.zeros(50, 30, dtype=torch.complex64)
+    found, _ = fo.compile(tx, strict=True)(p, tx.init(p), p)
+    assert torch.view_as_real(found).unique().tolist() == [100]
+
+
+def test_a_rule_of_more_operations_than_python_can_follow_runs_without_a_kernel():
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        for _ in range(700):
+            u = u + p
+        return u, slots
+
+    tx, p = fo.leafwise(None, update, name="long"), torch.ones(3)
+    found, _ = fo.compile(tx)(p, tx.init(p), p.clone())
+    assert found.tolist() == [702.0] * 3
 
 
 @pytest.mark.parametrize("option", ["batched", "dense_only"])

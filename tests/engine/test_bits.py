@@ -60,6 +60,21 @@ def test_the_table_has_every_operation_of_kernels():
     assert {x for x in every - others if x not in seen and same.get(x) not in seen} == set()
 
 
+@pytest.mark.parametrize("size", [1e-24, 1e22])
+def test_a_variance_is_that_of_numbers_whose_squares_leave_their_dtype(size):
+    rules = {
+        "std": lambda u, slots, p: (u / u.std(-1, keepdim=True), slots),
+        "var": lambda u, slots, p: (u / size * (u / u.var().sqrt()), slots),
+    }
+    for name, update in rules.items():
+        tx, p = fo.leafwise(None, update, name=name), torch.zeros(3, 4)
+        g = size * numbers(12, torch.float32, 0, wild=False).reshape(3, 4)
+        updates, _ = tx.update(g, tx.init(p), p)
+        found, _ = fo.compile(tx, strict=True)(g, tx.init(p), p)
+        assert updates.isfinite().all()
+        torch.testing.assert_close(found, updates)
+
+
 # ---------------------------------------------------------------- every element-wise rule
 class Rounded(TorchFunctionMode):
     """Functions for which ATen calls MKL are rounded once, as kernels do it."""

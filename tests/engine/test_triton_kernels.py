@@ -350,6 +350,16 @@ def test_a_fused_product_and_sum_is_not_made_by_the_compiler(monkeypatch: Any) -
     assert "fma.rn.f32" in compile_ahead(text).asm["ptx"]
 
 
+def test_the_sum_of_two_masks_is_true_where_both_are() -> None:
+    """Triton adds single bits modulo 2, its interpreter does not."""
+    tx = fo.leafwise(None, lambda u, slots, p: (u * ((u > 0) + (p > 0)), slots), name="masks")
+    (own,) = asked(tx, {"vector": torch.ones(5)})
+    (text,) = texts_of(own)
+    found = re.findall(r"arith\.(\w+) .*xi1>", compile_ahead(text).asm["ttir"])
+    assert "ori" in found
+    assert not {"addi", "xori"} & {*found}
+
+
 def test_instructions_that_round_otherwise_are_seen() -> None:
     (own,) = served("adamw")
     (text,) = texts_of(own)

@@ -82,6 +82,8 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "clamp_tensor": lambda x, y, c: x.clamp(min=y),
     "clamp_min": lambda x, y, c: x.clamp_min(0.1),
     "clamp_max": lambda x, y, c: x.clamp_max(0.1),
+    "clamp_zero": lambda x, y, c: x.clamp(0, 1),
+    "clamp_max_zero": lambda x, y, c: x.clamp_max(-0.0),
     "lerp": lambda x, y, c: x.lerp(y, c),
     "lerp_far": lambda x, y, c: x.lerp(y, 0.9),
     "lerp_tensor": lambda x, y, c: x.lerp(y, y.abs().clamp(max=1.0)),
