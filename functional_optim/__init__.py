@@ -3,6 +3,7 @@
 from functional_optim.core.importing import as_installed as _as_installed
 from functional_optim.core.importing import on_demand as _on_demand
 from functional_optim.core.importing import uncollected as _uncollected
+from functional_optim.core.importing import unknown as _unknown
 
 __version__ = "0.3.0"
 
@@ -20,4 +21,5 @@ with _uncollected():
     from functional_optim.engine.compile import compile as compile
     from functional_optim.engine.train_step import compile_train_step as compile_train_step
 
+tree.__dict__["__getattr__"] = _unknown(tree.__name__)  # the tree itself is below core
 __getattr__, __dir__, __all__ = _on_demand(__name__)

@@ -217,10 +217,12 @@ def add(p: Tensor, u: Tensor) -> Tensor:
 def check_transformation(name: str, tx: Any, example: str) -> None:
     """Raise TypeError unless tx is a transformation. name: the caller."""
     if not isinstance(tx, GradientTransformation):
-        raise TypeError(
-            f"{name} takes a transformation, but got a {type(tx).__name__}; call the factory, "
-            f"e.g. {example}."
-        )
+        advice = f"call the factory, e.g. {example}"
+        if isinstance(tx, torch.optim.Optimizer):
+            advice = f"pass e.g. {example}, in the recipe of adapters.Optimizer(params, recipe)"
+        if type(tx) in (list, tuple):
+            advice = "join several by chain(*transformations)"
+        raise TypeError(f"{name} takes a transformation, but got a {type(tx).__name__}; {advice}.")
 
 
 def check_passed(params: Tree) -> None:
@@ -244,9 +246,10 @@ def check_params(params: Tree) -> None:
     _check_tree(params)
     for path, p in tree.items(params):
         if not isinstance(p, Tensor):
+            named = f"parameter {path!r} is" if path else "the parameters are"
             raise TypeError(
-                f"parameter {path!r} is a {type(p).__name__}, not a tensor; pass a pytree of "
-                "tensors such as dict(model.named_parameters())."
+                f"{named} a {type(p).__name__}, not a tensor; pass a pytree of tensors such as "
+                "dict(model.named_parameters()), or torch.from_numpy(x) for an array."
             )
         if not (p.is_floating_point() or p.is_complex()):
             raise TypeError(

@@ -175,13 +175,25 @@ def explained(
         except TypeError as named:
             return named
     text = text.partition(". Did you mean ")[0]  # of Python 3.13, which knows similar names only
+    call, many, _ = text.partition("() takes ")
+    own = (make.__name__, make.__qualname__)
+    named = _by_name(make)
+    if many and text.endswith(" given") and call in own and named:
+        return TypeError(f"{text}; pass the others by name: {named}.")
     call, unexpected, name = text.partition("() got an unexpected keyword argument ")
-    if not unexpected or call not in (make.__name__, make.__qualname__):
+    if not unexpected or call not in own:
         return error
-    here = hint_for_argument(name.strip("'"))
     known = [x for x in inspect.signature(make).parameters if x != "self"]
+    here = hint_for_argument(name.strip("'"), known)
     advice = f"pass {here}" if here else f"it takes {', '.join(known)}"
     return TypeError(f"{text}; {advice}.")
+
+
+def _by_name(make: Callable[..., Any]) -> str:
+    """The arguments that a function takes only by name, as in a call."""
+    found = inspect.signature(make).parameters.values()
+    own = [f"{x.name}=" for x in found if x.kind is x.KEYWORD_ONLY]
+    return ", ".join(["lr="] * any(x.kind is x.VAR_KEYWORD for x in found) + own)
 
 
 def explaining(init: Callable[..., None]) -> Any:

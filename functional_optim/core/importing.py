@@ -73,16 +73,13 @@ def on_demand(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str
 
     Its __init__.pyi has the module of each.
     """
-    here, homes = sys.modules[package], homes_of(package)
+    here, homes, refuse = sys.modules[package], homes_of(package), unknown(package)
 
     def read(name: str) -> Any:
         if homes.get(name) == package:
             return importlib.import_module(f"{package}.{name}")
         if name not in homes:
-            meant = "" if name.startswith("_") else _meant(package, name, listed())
-            raise AttributeError(
-                f"module {package!r} has no attribute {name!r}{meant}", name=name, obj=here
-            )
+            refuse(name)
         value = getattr(importlib.import_module(homes[name]), name)
         setattr(here, name, value)
         return value
@@ -103,7 +100,19 @@ def _meant(package: str, name: str, listed: Sequence[str]) -> str:
     if same:
         return f"; did you mean {same[0]!r}?"
     here = hint_for(name)
-    return f"; for optax's {name} there is {here}" if here else ""
+    return f"; {here}" if here else ""
+
+
+def unknown(package: str) -> Callable[[str], Any]:
+    """`__getattr__` of a package whose names are all imported: an error with a suggestion."""
+
+    def read(name: str) -> Any:
+        here: Any = sys.modules[package]
+        meant = "" if name.startswith("_") else _meant(package, name, dir(here))
+        text = f"module {package!r} has no attribute {name!r}{meant}"
+        raise AttributeError(text, name=name, obj=here)
+
+    return read
 
 
 def optimizer_objects(name: str) -> list[str]:

@@ -6,7 +6,7 @@ Imported only after an unknown name was used.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 TABLE = (files("functional_optim.core") / "other_names.md").read_text("utf-8")
@@ -15,8 +15,26 @@ TABLE = (files("functional_optim.core") / "other_names.md").read_text("utf-8")
 ROW = re.compile(r"^\| (`[^|]*?) \| ([^|]*)", re.MULTILINE)
 
 
+SCIPY = {
+    **dict.fromkeys(("curve_fit", "leastsq", "lsq_linear"), "fo.least_squares, of residuals"),
+    **dict.fromkeys(("fsolve", "fixed_point"), "fo.root"),
+    **dict.fromkeys(("basinhopping", "shgo"), "fo.minimize with batched=True, from many starts"),
+    "differential_evolution": "fo.search.differential_evolution",
+    "dual_annealing": "fo.search.annealing",
+    **dict.fromkeys(("root_scalar", "minimize_scalar", "linprog", "milp"), "nothing: use scipy"),
+}
+"""Functions of scipy.optimize."""
+
+
 def hint_for(name: str) -> str:
-    """Our name for a name of optax, as the end of a sentence; "" if unknown."""
+    """A clause with our name for a name of optax or scipy; "" if unknown."""
+    if name in SCIPY:
+        return f"for scipy's {name} there is {_full(SCIPY[name])}"
+    here = _name_for(name)
+    return f"for optax's {name} there is {here}" if here else ""
+
+
+def _name_for(name: str) -> str:
     names, _, _ = TABLE.partition("### Arguments")
     for theirs, ours in _rows(names):
         if name in [x.rpartition(".")[2] for x in theirs]:
@@ -28,10 +46,15 @@ def hint_for(name: str) -> str:
     return ""
 
 
-def hint_for_argument(name: str) -> str:
-    """Our name for an argument, as the end of a sentence; "" if unknown."""
+def hint_for_argument(name: str, known: Sequence[str]) -> str:
+    """Our name for an argument of a function with the `known` arguments, as the end of a sentence;
+    "" if there is none."""
     _, _, arguments = TABLE.partition("### Arguments")
-    return next((_full(ours.strip()) for theirs, ours in _rows(arguments) if name in theirs), "")
+    for theirs, ours in _rows(arguments):
+        named = re.findall(r"`(\w+)", ours)
+        if name in theirs and (not named or "fo" in named or {*named} & {*known}):
+            return _full(ours.strip())
+    return ""
 
 
 def _rows(text: str) -> Iterator[tuple[list[str], str]]:

@@ -20,6 +20,9 @@ Example::
     0.85
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from functional_optim.core.importing import unknown as _unknown
 from functional_optim.schedules.basic import constant as constant
 from functional_optim.schedules.basic import cosine_decay as cosine_decay
 from functional_optim.schedules.basic import exponential_decay as exponential_decay
@@ -38,6 +41,9 @@ from functional_optim.schedules.warm import warmup_constant as warmup_constant
 from functional_optim.schedules.warm import warmup_cosine_decay as warmup_cosine_decay
 from functional_optim.schedules.warm import warmup_exponential_decay as warmup_exponential_decay
 from functional_optim.schedules.warm import warmup_stable_decay as warmup_stable_decay
+
+if not _TYPE_CHECKING:  # with it type checkers would accept all names
+    __getattr__ = _unknown(__name__)
 
 cosine = cosine_decay
 warmup_cosine = warmup_cosine_decay

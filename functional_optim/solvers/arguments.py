@@ -18,10 +18,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DERIVATIVES = "leave it out, since derivatives come from autograd"
+JACOBIAN = 'pass linear_solver="lsmr" or "cg" to least_squares'
 CLOSURE = "put the values into args, or into the function's closure"
 
+NUMPY = (
+    "differentiates its function, which calls numpy on a tensor; use torch's operations, and pass "
+    "arrays in args as torch.from_numpy(array)."
+)
+"""In place of torch's advice to detach, which loses the derivative."""
+
 OTHER_NAMES = {
-    **dict.fromkeys(("jac", "hess", "hessp", "diff_step", "jac_sparsity"), DERIVATIVES),
+    **dict.fromkeys(("jac", "hess", "hessp", "diff_step"), DERIVATIVES),
+    **dict.fromkeys(("tr_solver", "tr_options", "jac_sparsity"), JACOBIAN),
+    **dict.fromkeys(("sigma", "absolute_sigma"), "divide the residuals by sigma"),
     **dict.fromkeys(("maxfun", "maxfev", "max_steps"), "pass max_nfev="),
     **dict.fromkeys(("kwargs", "has_aux"), CLOSURE),
     **dict.fromkeys(("ftol", "gtol"), "pass xtol="),
@@ -45,7 +54,7 @@ def checked(solve: Callable[P, T]) -> Callable[P, T]:
     known = list(inspect.signature(solve).parameters)
     annotations = solve.__annotations__
     flags, run = calls.check_flags, cast(Any, solve)  # `call` has the globals of another module
-    torch_state, restore = private.torch_state, private.restore
+    torch_state, restore, numpy = private.torch_state, private.restore, NUMPY
     tolerances = " or ".join([f"{name}=" for name in known if name.endswith("tol")])
     others = {**OTHER_NAMES, "tol": f"pass {tolerances}"}
 
@@ -58,8 +67,10 @@ def checked(solve: Callable[P, T]) -> Callable[P, T]:
         before = torch_state()
         try:
             return run(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             restore(before)
+            if isinstance(error, RuntimeError) and "Can't call numpy()" in str(error):
+                raise RuntimeError(f"{run.__name__} {numpy}") from error
             raise
 
     # with the globals of its module, where doctest looks for it

@@ -235,7 +235,8 @@ def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Box, Tensor]:
         return Box(None, None), x
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise ValueError(
-            "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like x0."
+            "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like "
+            "x0; pass scipy's Bounds as (bounds.lb, bounds.ub)."
         )
     lower, upper = [
         of_each("bounds", side, flat, x, missing)

@@ -31,6 +31,11 @@ from functional_optim.solvers.watching import IntermediateResult, IterateHistory
 
 Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg"]
 METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg")
+INSTEAD = {
+    **dict.fromkeys(("nelder-mead", "powell"), "call functional_optim.search.cma_es"),
+    **dict.fromkeys(("dogleg", "trust-ncg", "trust-exact", "trust-krylov"), "pass 'newton-cg'"),
+}
+"""What to do instead, for methods of scipy."""
 FTOL = 2.220446049250313e-9
 MESSAGES = {
     -3: "The callback stopped the search.",
@@ -269,12 +274,11 @@ def _chosen(method: Any) -> str:
     """The method's name. Raises ValueError for an unknown one."""
     if method is None:
         return "l-bfgs-b"
-    if method not in METHODS:
-        raise ValueError(
-            f"unknown method {method!r}; choose one of {', '.join(map(repr, METHODS))}, or leave "
-            "it out."
-        )
-    return method
+    chosen = str(method).lower()  # scipy ignores case, too
+    if chosen not in METHODS:
+        instead = INSTEAD.get(chosen) or f"choose one of {', '.join(map(repr, METHODS))}"
+        raise ValueError(f"unknown method {method!r}; {instead}, or leave it out.")
+    return chosen
 
 
 def _check_pairs(x0: Any, bounds: Any) -> None:
@@ -284,5 +288,6 @@ def _check_pairs(x0: Any, bounds: Any) -> None:
     if isinstance(x0, Tensor) and listed:
         raise ValueError(
             "minimize takes bounds as (lower, upper), each None, a number or a tensor like x0, but "
-            "got a list; scipy's pairs become this by bounds=tuple(torch.tensor(pairs).T)."
+            f"got a list; pass scipy's pairs as tuple(torch.tensor(pairs, dtype={x0.dtype}).T), "
+            "with -torch.inf and torch.inf in place of None."
         )

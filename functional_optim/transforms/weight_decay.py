@@ -107,11 +107,16 @@ def cautious_weight_decay(
     return _decay(update, weight_decay, independent, mask, "cautious_weight_decay")
 
 
+NEGATIVE = (
+    "Invalid weight_decay value: {}; pass 0 or more, and independent=True after a learning rate."
+)
+
+
 def _decay(
     update: Update, weight_decay: numeric.Hyper, independent: bool, mask: Mask | None, name: str
 ) -> Leafwise:
     """A decay by a rule that reads the coefficient."""
-    numeric.check_range(None, "of 0 or more", weight_decay=weight_decay)
+    numeric.check(numeric.RANGES["of 0 or more"], weight_decay, NEGATIVE)
     where = () if mask is None else (masked_by(mask),)
     if numeric.is_zero(weight_decay):
         return identity()

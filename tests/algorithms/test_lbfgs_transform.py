@@ -1,6 +1,7 @@
 """L-BFGS as a pure transformation, as links of a chain, and what it is made of."""
 
 import math
+import warnings
 
 import optree
 import pytest
@@ -21,6 +22,7 @@ import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.core.ravel import Ravel
+from functional_optim.kernels import callers
 
 
 # ---------------------------------------------------------------- one problem
@@ -109,6 +111,21 @@ def test_missing_gradients_count_as_zero():
     assert rosenbrock(end["a"]) < 0.1 * rosenbrock(params["a"])
 
 
+def test_a_search_of_one_evaluation_is_told_that_it_does_not_move(monkeypatch):
+    monkeypatch.setattr(callers, "_warned", set())
+    search = {"max_iter": 1, "line_search_fn": "strong_wolfe"}
+    x, fn = torch.zeros(2, dtype=torch.float64), with_grad(rosenbrock)
+    with pytest.warns(UserWarning, match="pass max_iter=1, max_eval=25") as seen:
+        stays = fo.lbfgs(**search)
+    assert seen[0].filename == __file__
+    assert_same(minimize(stays, fn, x, 5)[0], x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fo.lbfgs(max_iter=1)
+        moves = fo.lbfgs(**search, max_eval=25)
+    assert rosenbrock(minimize(moves, fn, x, 40)[0]) < 1e-6
+
+
 # ---------------------------------------------------------------- many problems
 @SEARCHES
 @pytest.mark.parametrize("how", ["batched", "vmap", "blocks"])
@@ -138,7 +155,7 @@ def test_many_at_once_are_as_one_by_one(how, search, monkeypatch):
 @pytest.mark.parametrize("max_iter", [1, 3])
 def test_a_batch_remembers_from_update_to_update(max_iter, search):
     """A history that is not full at the end of an update."""
-    options = {"max_iter": max_iter, "lr": 0.1, "line_search_fn": search}
+    options = {"max_iter": max_iter, "max_eval": 9, "lr": 0.1, "line_search_fn": search}
     xs = starts()
     expected, state = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 4)
     tx = fo.lbfgs(**options, batched=True)

@@ -34,6 +34,9 @@ RAISED = {
     "samples": (
         TypeError, "with 1 args, which", (fo.per_sample(torch.mul, torch.ones(3)), AT, (1,)), {}
     ),
+    "sigma": (TypeError, "divide the residuals by sigma", (rosenbrock, AT), {"sigma": 1.0}),
+    "tr_solver": (TypeError, 'linear_solver="lsmr"', (rosenbrock, AT), {"tr_solver": "lsmr"}),
+    "arrays": (RuntimeError, "from_numpy", (lambda x, y: x - y, AT, (AT.numpy(),)), {}),
     "flag": (TypeError, "compile must be True or False", (rosenbrock, AT), {"compile": "x"}),
     "ftol none": (TypeError, "ftol must be a number", (rosenbrock, AT), {"ftol": None}),
     "ftol": (ValueError, "ftol must be 0", (rosenbrock, AT), {"ftol": -1e-8}),

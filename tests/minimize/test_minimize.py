@@ -198,7 +198,11 @@ CASES = {
     "outside": (ValueError, "outside the bounds", {"bounds": (1.0, None)}),
     "detached": (ValueError, "autograd records", {"fun": lambda x: x.detach().sum()}),
     "no problems": (ValueError, "without problems", {"x0": torch.zeros(0, 2), "batched": True}),
-    "pairs": (ValueError, "by bounds=tuple", {"bounds": [(0.0, 2.0), (1.0, 3.0)]}),
+    "pairs": (ValueError, "dtype=torch.float32", {"bounds": [(0.0, 2.0), (1.0, 3.0)]}),
+    "Bounds": (ValueError, r"as \(bounds.lb, bounds.ub\)", {"bounds": optimize.Bounds(0, 1)}),
+    "numpy": (RuntimeError, "minimize differentiates", {"fun": lambda x: x.numpy().sum()}),
+    "Powell": (ValueError, "call functional_optim.search.cma_es", {"method": "Powell"}),
+    "trust-ncg": (ValueError, "'trust-ncg'; pass 'newton-cg'", {"method": "trust-ncg"}),
     "crossed": (ValueError, "lower bound is above", {"bounds": (1.0, 0.0)}),
     "complex": (TypeError, "must be real", {"x0": torch.zeros(2, dtype=torch.complex128)}),
     "args": (
@@ -215,6 +219,17 @@ def test_what_is_wrong_is_told_at_once(case):
     given = {"fun": rosenbrock, "x0": torch.zeros(2), **change}
     with pytest.raises(error, match=text):
         fo.minimize(given.pop("fun"), given.pop("x0"), **given)
+
+
+def test_scipys_pairs_become_bounds_by_the_error_and_its_names_of_methods_are_known():
+    pairs, x0 = [(0.0, 0.1), (-torch.inf, 2.0)], torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="pass scipy's pairs as tuple") as error:
+        fo.minimize(rosenbrock, x0, bounds=pairs)
+    advice = str(error.value).partition("pairs as ")[2].partition(", with")[0]
+    bounds = eval(advice, {"torch": torch, "pairs": pairs})
+    found = fo.minimize(rosenbrock, x0, bounds=bounds, method="BFGS")
+    assert found.success
+    assert found.x[0] == 0.1
 
 
 @pytest.mark.parametrize("method", METHODS)
