@@ -6,13 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.loading import TRAINING
 from functional_optim.combinators.averaging import from_average, to_average
+from functional_optim.combinators.master_weights import cells_of
 from functional_optim.core import base
+from functional_optim.core.cells import WEIGHT_SLOTS
 from functional_optim.kernels.interrupts import held
 
 
@@ -77,14 +80,20 @@ class AveragingOptimizer(Optimizer):
         late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
         states = [(p, self.state.get(p) or {}) for group in late for p in group["params"]]
         averaged = [
-            (p, z, float(_entry(mine, "average_share")))
+            (p, z, float(_entry(mine, "average_share")), _entry(mine, *WEIGHT_SLOTS))
             for p, mine in states
             if (z := _entry(mine, "z", "z.bfloat16")) is not None
         ]
 
         def replace() -> None:
-            for p, z, share in averaged:  # one by one: a model has no room for a second one
-                p.copy_(other(p, z.to(p.device), share))
+            for p, z, share, low in averaged:  # one by one: a model has no room for a second one
+                if low is None or p.dtype is not torch.bfloat16:
+                    p.copy_(other(p, z.to(p.device), share))
+                    continue
+                cells = cells_of(low)
+                w = other(cells.decode((p, low.to(p.device))), z.to(p.device, torch.float32), share)
+                for old, new in zip((p, low), cells.encode(w, None), strict=True):
+                    old.copy_(new)
             for group in late:
                 group[TRAINING] = training
 

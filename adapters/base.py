@@ -342,7 +342,8 @@ class OptimizerBase(torch.optim.Optimizer):
     def check_parameters(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an integer parameter."""
         names = group.get("param_names") or [str(i) for i in range(len(group["params"]))]
-        base.check_params(dict(zip(names, group["params"], strict=True)))
+        pairs = zip(names, group["params"], strict=True)
+        base.check_params({name: p for name, p in pairs if p.requires_grad or p.grad is not None})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as torch does.

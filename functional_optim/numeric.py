@@ -6,8 +6,7 @@ These functions compute the same for both, always in float64: `torch.where(c, 0.
 `torch.as_tensor(0.9)` and a power of an integer tensor would silently compute in float32.
 
 Both follow IEEE 754; Python's functions drop a NaN (`max(1.0, nan)` is 1.0) or raise errors
-(`math.sqrt(-1.0)`, `math.log(0.0)`, `0.0 ** -1`). The sign of the larger or the smaller of 0.0 and
--0.0 is not determined.
+(`math.sqrt(-1.0)`, `0.0 ** -1`). The sign of the larger or smaller of 0.0 and -0.0 may be either.
 
 Example::
 

@@ -157,7 +157,7 @@ def check_keys(group: dict[str, Any], names: Collection[str]) -> None:
 def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") -> None:
     """Raise TypeError for arguments that torch does not explain: a module instead of its
     parameters, and a learning rate that is not a number. instead: the call for a schedule."""
-    if isinstance(params, torch.nn.Module):
+    if isinstance(params, torch.nn.Module) and not isinstance(params, torch.nn.ParameterList):
         raise TypeError(
             f"{who} takes parameters, but got a {type(params).__name__}; pass model.parameters(), "
             "or model.named_parameters()."

@@ -21,8 +21,14 @@ CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-WEIGHTS = ("weight.original", "weight.original0", "weight.original1")
-"""The name of the weight of a parametrized module."""
+WEIGHTS = (
+    *("weight", "weight.original", "weight.original0", "weight.original1"),
+    *("weight_orig", "weight_g", "weight_v"),
+)
+"""The names of a weight: plain, parametrized, and as torch.nn.utils.prune and weight_norm do it."""
+
+COMPILED = "_orig_mod."
+"""The prefix of torch.compile in the names of a model."""
 
 Views = Mapping[str, Mapping[str, Any]]
 """From path patterns to arguments of `as_matrix`; the first matching pattern counts."""
@@ -207,7 +213,8 @@ def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str
     """The matrix views of a model, for `views` of `as_matrix` and of `muon_adamw`.
 
     Weights of `torch.nn.Conv1d` to `ConvTranspose3d` are kernels, also if they are parametrized.
-    Weights of transformers' `Conv1D`, the linear layers of GPT-2, are matrices (in, out).
+    Weights of transformers' `Conv1D`, the linear layers of GPT-2, are matrices (in, out). Those of
+    a compiled model have their names with and without `_orig_mod.`, as optimizer objects do.
 
     Args:
         model: a module.
@@ -218,8 +225,8 @@ def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str
         A dict from paths to arguments of `as_matrix`.
 
     Raises:
-        ValueError: for a parameter with three or more dimensions of another module that no pattern
-            of views matches.
+        ValueError: for a parameter with three or more dimensions of another module that requires
+            gradients and that no pattern of views matches.
 
     Example::
 
@@ -241,26 +248,27 @@ def kernels_of(
     found = {pattern: dict(arguments) for pattern, arguments in views.items()}
     modules = dict(model.named_modules(remove_duplicate=False))
     for path, p in model.named_parameters(remove_duplicate=False):
-        if p.dim() < 2 or any(fits(pattern, path) for pattern in views):
+        plain = path.replace(COMPILED, "")  # the name in optimizer objects
+        if p.dim() < 2 or any(fits(x, name) for x in views for name in (path, plain)):
             continue
         owner, parametrized, name = f".{path}".rpartition(".parametrizations.")
-        owner = owner if parametrized else f".{path}".rpartition(".")[0]
-        weight = name in WEIGHTS if parametrized else path.rpartition(".")[2] == "weight"
+        if not parametrized:
+            owner, _, name = f".{path}".rpartition(".")
+        weight = name in WEIGHTS
         holder: Any = modules.get(owner[1:])
         matrix = weight and p.dim() == 2 and _has_inputs_first(holder)
         if p.dim() == 2 and not matrix:
             continue
         if not (matrix or (weight and isinstance(holder, CONVOLUTIONS))):
-            if not wanted(path, p):
+            if not (p.requires_grad and wanted(path, p) and wanted(plain, p)):
                 continue
             raise ValueError(
-                f"the parameter {path!r} of shape {tuple(p.shape)} belongs to no convolution of "
-                f"torch.nn; describe it: views={{{path!r}: {{'stack': True}}}} for a stack of "
-                f"matrices, views={{{path!r}: {{'kernel': 'auto'}}}} for a kernel."
+                f"the parameter {plain!r} of shape {tuple(p.shape)} belongs to no convolution of "
+                f"torch.nn; describe it: views={{{plain!r}: {{'stack': True}}}} for a stack of "
+                f"matrices, views={{{plain!r}: {{'kernel': 'auto'}}}} for a kernel."
             )
-        found[path] = {"kernel": "auto"}
-        if matrix or holder.transposed:
-            found[path]["orientation"] = "in_out"
+        turned = {"orientation": "in_out"} if matrix or holder.transposed else {}
+        found |= {name: {"kernel": "auto", **turned} for name in (path, plain)}
     return found
 
 

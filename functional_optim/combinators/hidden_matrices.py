@@ -8,14 +8,25 @@ from typing import Any
 from functional_optim.combinators.as_matrix import ByPath
 from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
 
-EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
+EMBEDDINGS = (
+    "wte",
+    "wpe",
+    "tok",
+    "token",
+    "tokens",
+    "pos",
+    "position",
+    "positions",
+    "lut",
+    "shared",
+)
 """Names of embeddings that lack `embed` or `emb`: those of GPT-2 and the annotated transformer."""
 
 TOP = ("output", "classifier", "score", "fc", "cls", "logits", "to_logits", "qa_outputs", "heads")
 """Output modules at the top of a model: torchtitan, torchvision, Hugging Face's transformers.
 `head` and `*_head` are output modules unless they are in a numbered layer."""
 
-WRAPPERS = ("model", "module", "net", "network", "_orig_mod", "_fsdp_wrapped_module")
+WRAPPERS = ("base_model", "model", "module", "net", "network", "_orig_mod", "_fsdp_wrapped_module")
 """Prefixes of names before the top of a model."""
 
 

@@ -173,8 +173,7 @@ def full_weights(params: Any, state: Any) -> Any:
                 f"the parameter {path!r} has shape {tuple(p.shape)}, but the state keeps bits for "
                 f"one of shape {tuple(kept.shape)}; pass the state of these parameters."
             )
-        (cells,) = [cells for cells, _, dtype in KINDS.values() if dtype is kept.dtype]
-        return cells.decode((p, kept.to(p.device)))
+        return cells_of(kept).decode((p, kept.to(p.device)))
 
     def in_object(path: str, p: Tensor) -> Tensor:
         own = state.state.get(p) or {}
@@ -201,3 +200,9 @@ def full_weights(params: Any, state: Any) -> Any:
             tree.check_same(params, slot, "params", f"the slot {key!r} of the state", advice)
             params = tree.map_with_path(joined, params, slot)
     return params
+
+
+def cells_of(kept: Tensor) -> Any:
+    """How a slot keeps the low bits of a parameter."""
+    (cells,) = [cells for cells, _, dtype in KINDS.values() if dtype is kept.dtype]
+    return cells

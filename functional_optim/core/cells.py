@@ -236,7 +236,9 @@ class Float8(NamedTuple):
         size = code & 127
         normal = ((size + self.first) << (23 - self.steps)).view(torch.float32)
         ulp = math.ldexp(1.0, (self.least >> 23) - 127 - self.steps)
-        found = torch.where(size < 1 << self.steps, size * ulp, normal) * scale.unsqueeze(-1)
+        found = torch.where(
+            size < 1 << self.steps, size.to(torch.float32) * ulp, normal
+        ) * scale.unsqueeze(-1)
         if self.signed:
             found = (_bits(found) | (code & 128) << 24).view(torch.float32)
         return torch.where(size > NUMBERS[self.steps], math.nan, found)

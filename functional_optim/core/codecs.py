@@ -177,7 +177,9 @@ def _kept_of_a_block(codec: InBlocks) -> list[tuple[tuple[int, ...], torch.dtype
 
     Computed with data: on the meta device each operation would take a millisecond.
     """
-    found = codec.encode_block(torch.zeros(1, codec.block, device="cpu"), None, None)
+    found = codec.encode_block(
+        torch.zeros(1, codec.block, dtype=torch.float32, device="cpu"), None, None
+    )
     return [(() if codec.entrywise else x.shape[1:], x.dtype) for x in found]
 
 

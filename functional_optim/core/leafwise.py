@@ -295,13 +295,17 @@ def _check_functions(
         )
 
 
+FLOAT32: Any = {"dtype": torch.float32, "device": "cpu"}
+"""As what `init` is tried, whatever the default is."""
+
+
 def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
     """The NamedTuple that `init` of a rule returns."""
     try:
-        probe = init(torch.zeros((1, 1), device="cpu"))
+        probe = init(torch.zeros((1, 1), **FLOAT32))
     except Exception as error:
         try:
-            probe = init(torch.zeros((1, 1, 1, 1), device="cpu"))  # a kernel of a convolution
+            probe = init(torch.zeros((1, 1, 1, 1), **FLOAT32))  # a kernel of a convolution
         except Exception:
             raise TypeError(
                 f"init of the rule {name!r} failed for a tensor of shape (1, 1), which is how its "

@@ -6,7 +6,7 @@ In one graph with the update Inductor does not separate forward and backward, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -145,6 +145,7 @@ class TrainStep(Reconstructible):
             if isinstance(params, State):
                 raise TypeError("call a train step in this order: step(params, state, *batch).")
             base.check_params(params)
+            self._check_frozen(params)
             if self.compiled:
                 self._compile_loss(params)
                 self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
@@ -174,6 +175,19 @@ class TrainStep(Reconstructible):
         if not self.has_aux:
             return params, state, loss
         return params, state, loss, tuple(auxes) if self.parts > 1 else auxes[0]
+
+    def _check_frozen(self, params: Any) -> None:
+        """Raise ValueError for leaves that are frozen as parameters of a module are, which autograd
+        would respect and a step of trees does not."""
+        rows = zip(tree.items(params), self._moving(params), strict=True)
+        moving = [(path, p.requires_grad) for (path, p), moves in rows if moves]
+        still = [path for path, wants in moving if not wants]
+        if still and len(still) < len(moving):
+            raise ValueError(
+                f"some leaves of params require gradients, and others, such as {still[0]!r}, do "
+                "not, but a step moves all of them; freeze these in the recipe, as by "
+                f"fo.freeze({still[0]!r}), or pass detached tensors, to train all."
+            )
 
     def _compile_loss(self, params: Any) -> None:
         """Have the loss compiled by its first call, if there is a compiler."""
@@ -366,10 +380,14 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
     """A batch cut along the first dimension of its tensors; what is not a tensor goes into each.
 
     Raises:
-        ValueError: for a tensor that cannot be cut into so many equal parts.
+        ValueError: for tensors that cannot be cut into so many equal parts, or do not belong to the
+            same samples.
     """
     if parts == 1:
         return [batch]
+
+    if not torch.compiler.is_compiling():
+        _check_batch(tree.leaves(batch), parts)
 
     def piece(x: Any, i: int) -> Any:
         if not isinstance(x, Tensor):
@@ -384,3 +402,20 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
         return x[i * size : (i + 1) * size].clone()  # a view with an offset is compiled separately
 
     return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
+
+
+def _check_batch(leaves: list[Any], parts: int) -> None:
+    """Raise ValueError for tensors of other samples, and for tensors in an unknown container."""
+    whole = [x for x in leaves if isinstance(x, Mapping) or type(x).__name__ == "ndarray"]
+    if whole:
+        raise ValueError(
+            f"accumulate={parts} cuts the tensors of a batch, but not those in a "
+            f"{type(whole[0]).__name__}; pass a dict of tensors, such as dict(batch)."
+        )
+    sizes = sorted({len(x) for x in leaves if isinstance(x, Tensor) and x.dim()})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"accumulate={parts} cuts the first dimension of each tensor of a batch, but there are "
+            f"tensors with {' and '.join(map(str, sizes))} elements along it; close over those "
+            "that belong to all samples, such as weights of classes."
+        )

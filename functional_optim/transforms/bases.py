@@ -18,6 +18,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import Reconstructible, factory
+from functional_optim.core.modes import transformed
 from functional_optim.core.storage import compute_dtype
 from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
 from functional_optim.linalg import eigh, tell_not_finite
@@ -406,9 +407,10 @@ def _followed(name: str, A: Tensor | None, Q: Tensor | None, *, ordered: bool = 
     finite = trace.isfinite()
     tell_not_finite(name, finite)
     known = (finite & (trace > 0))[..., None, None]
-    # a turn that is not taken may see an empty basis, and the decomposition of 0 has no derivative
-    start = torch.where(Q.flatten(-2).any(-1)[..., None, None], Q, torch.eye(*Q.shape[-2:]).to(Q))
-    AQ, order = torch.where(known, A @ start, start), None
+    AQ, order = torch.where(known, A @ Q, Q), None
+    if transformed():  # a variant that is not chosen sees Q = 0, whose QR has no derivative
+        eye = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
+        AQ = torch.where(Q.flatten(-2).any(-1)[..., None, None], AQ, eye)
     if ordered:
         shares = (Q * AQ).sum(-2)
         order = shares.argsort(dim=-1, descending=True, stable=True)

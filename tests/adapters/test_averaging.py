@@ -210,3 +210,30 @@ def test_an_object_without_modes_refuses_a_checkpoint_of_evaluation_mode():
     opt.eval()
     with pytest.raises(ValueError, match=r"evaluation mode.* and Optimizer has no train\(\)"):
         plain.load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["split16", "kahan"])
+def test_a_switch_keeps_the_bits_of_master_weights(kind):
+    """Those of the averages, too; each switch moved weights by units of bfloat16."""
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(64, 8).to(torch.bfloat16))
+    goal = torch.randn(64, 8)
+
+    def recipe():
+        return fo.master_weights(fo.schedule_free(fo.sgd(0.01)), kind)
+
+    opt = adapters.AveragingOptimizer([("w", w)], recipe, compile=False)
+
+    def full():
+        return fo.full_weights([w], opt)[0].detach().float().clone()
+
+    for _ in range(20):
+        w.grad = (full() - goal).to(w.dtype)
+        opt.step()
+    before = full()
+    opt.eval()
+    average = before + (1 - 1 / 0.9) * (opt.state[w]["z"] - before)
+    near = 1e-6 if kind == "split16" else 1e-4
+    torch.testing.assert_close(full(), average, rtol=near, atol=near)
+    opt.train()
+    torch.testing.assert_close(full(), before, rtol=near, atol=near)

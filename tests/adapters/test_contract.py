@@ -300,3 +300,19 @@ def test_a_matrix_of_a_checkpoint_that_is_none_is_refused(kind):
     with pytest.raises(ValueError, match=r"inverse_hessian is a .*, but it needs a tensor"):
         opt.load_state_dict(saved)
     assert everything(opt) == before
+
+
+def test_parameters_that_never_step_may_be_integers():
+    """As those of a model whose base is quantised."""
+    base = torch.nn.Parameter(torch.ones(2, dtype=torch.uint8), requires_grad=False)
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.AdamW([base, w], lr=0.1)
+    w.grad = torch.ones(2)
+    opt.step()
+    assert base.tolist() == [1, 1]
+    assert w.max() < 1
+
+
+def test_a_list_of_parameters_may_be_a_module():
+    params = torch.nn.ParameterList([torch.ones(2)])
+    assert adapters.AdamW(params).param_groups[0]["params"] == [*params]

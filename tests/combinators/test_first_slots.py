@@ -11,7 +11,7 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.core import first_slots
+from functional_optim.core import codecs, first_slots
 
 KINDS = ["int8", "int4", "bfloat16", "float8_e4m3fn"]
 COUNT, SHAPE = 8, (512, 1024)
@@ -154,3 +154,26 @@ def test_an_error_of_init_is_its_own():
     broken = type(tx)((placement, *tx.placements[1:]))
     with pytest.raises(KeyError, match="no such thing"):
         broken.init({"w": torch.ones(300, 301)})
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16, torch.float16], ids=str)
+def default_dtype(request):
+    """Another one, in a process that has packed nothing yet."""
+    codecs._kept_of_a_block.cache_clear()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_formats_do_not_depend_on_the_default_dtype(kind, default_dtype):
+    w = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.float32))
+    opt = adapters.AdamW([("w", w)], lr=0.1, stored=kind, compile=False)
+    w.grad = torch.ones_like(w)
+    opt.step()
+    opt.load_state_dict(opt.state_dict())
+    opt.step()
+    assert w.max() - w.min() < 1e-2  # rounded stochastically
+    assert w.min() < 0.9
+    half = {"w": torch.ones(2, 2, dtype=torch.bfloat16)}
+    fo.master_weights(fo.sgd(0.1)).init(half)

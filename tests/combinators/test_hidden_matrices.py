@@ -53,6 +53,11 @@ OTHERS = {
         classifier.weight model.classifier.dense.weight score.weight qa_outputs.weight
         lm_head.weight gpt_neox.embed_in.weight embed_out.weight
         encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight
+        shared.weight model.shared.weight
+    """,
+    "peft": """
+        base_model.model.classifier.modules_to_save.default.weight
+        base_model.model.score.modules_to_save.default.weight
     """,
     "timm": """
         patch_embed.proj.weight pos_embed cls_token register_tokens head.weight head.fc.weight

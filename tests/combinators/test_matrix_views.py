@@ -297,6 +297,55 @@ def test_the_linear_layers_of_gpt_2_have_their_inputs_first(name, hyper):
     }
 
 
+@pytest.mark.parametrize("way", ["model", "views", "dict", "masked"])
+def test_a_compiled_model_has_the_views_of_its_module(way):
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"conv": nn.Conv1d(4, 8, 3), "back": nn.ConvTranspose2d(4, 8, 3)})
+        model.experts = nn.Parameter(torch.randn(3, 4, 4))
+        whole = nn.ModuleDict({"_orig_mod": model}) if compiled else model  # as torch.compile does
+        named, stack = whole.named_parameters(), {"experts": {"stack": True}}
+        opt = {
+            "model": lambda x: adapters.MuonAdamW(x, views=stack),
+            "views": lambda x: adapters.SOAP(list(x.named_parameters())[1:], views=x),
+            "dict": lambda x: adapters.MuonAdamW(named, views=fo.matrix_views(x, stack)),
+            "masked": lambda x: adapters.MuonAdamW(x, adamw="experts"),
+        }[way](whole)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        opt.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert_close(ends[1], ends[0], 0)
+
+
+def test_a_compiled_model_as_a_tree_has_its_views_too():
+    whole = nn.ModuleDict({"_orig_mod": nn.ConvTranspose2d(4, 8, 3)})
+    turned = {"kernel": "auto", "orientation": "in_out"}
+    assert fo.matrix_views(whole) == {"_orig_mod.weight": turned, "weight": turned}
+    with pytest.raises(ValueError, match=r"^the parameter 'weight'"):
+        fo.matrix_views(nn.ModuleDict({"_orig_mod": nn.Bilinear(3, 4, 5)}))
+
+
+def test_what_is_frozen_needs_no_word():
+    model = nn.ModuleDict({"experts": nn.Bilinear(3, 4, 5), "up": nn.Linear(4, 4)})
+    model["experts"].requires_grad_(False)
+    assert fo.matrix_views(model) == {}
+    assert adapters.MuonAdamW(model).param_groups[0]["name"] == "muon"
+    adapters.SOAP(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_the_older_functions_of_torch_rename_a_weight(kind):
+    own = {"kernel": "auto"} | ({"orientation": "in_out"} if kind is nn.ConvTranspose2d else {})
+    for change, names in {
+        nn.utils.spectral_norm: ["weight_orig"],
+        nn.utils.weight_norm: ["weight_g", "weight_v"],
+    }.items():
+        assert fo.matrix_views(change(kind(3, 4, 3))) == dict.fromkeys(names, own)
+
+
 def test_torchs_muon_takes_matrices_only():
     with pytest.raises(ValueError, match="only supports 2D"):
         adapters.Muon(nn.Conv2d(2, 4, 3).parameters())
