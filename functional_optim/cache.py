@@ -1,9 +1,9 @@
 """The cache of compiled kernels: list it, or reduce its size.
 
     python -m functional_optim.cache                # its path, its size, and every file
-    python -m functional_optim.cache --prune        # remove old files, and files above the size
-    limit python -m functional_optim.cache --prune --days 30 --megabytes 100 python -m
-    functional_optim.cache --clear        # remove all
+    python -m functional_optim.cache --prune        # remove old files, and what is too much
+    python -m functional_optim.cache --prune --days 30 --megabytes 100
+    python -m functional_optim.cache --clear        # remove all
 
 You need not call this: whenever the library caches a kernel, it removes kernels that were not used
 for 90 days, and above 512 MiB the least recently used ones, including kernels of other versions of

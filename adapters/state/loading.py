@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +45,30 @@ def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_di
     unchanged.
     """
     check_dict(state_dict)
-    transaction(optimizer, _load, optimizer, load, state_dict)
+    hooks = (
+        optimizer._optimizer_load_state_dict_pre_hooks,
+        optimizer._optimizer_load_state_dict_post_hooks,
+    )
+    before = [dict(x) for x in hooks]
+    try:
+        transaction(optimizer, _load, optimizer, load, state_dict)
+    except BaseException:
+        for mine, old in zip(hooks, before, strict=True):  # a hook may have removed itself
+            mine.clear()
+            mine.update(old)
+        raise
 
 
 def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:
     groups = [dict(group) for group in optimizer.param_groups]
     given: dict[str, Any] = {}
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks
 
     def check(_: Any, final: dict[str, Any]) -> dict[str, Any]:
+        optimizer._optimizer_load_state_dict_pre_hooks = hooks
+        for hook in list(hooks.values()):  # a hook may remove itself
+            changed = hook(optimizer, final)
+            final = final if changed is None else changed
         check_form(optimizer, final)
         given.update(final)
         return {**final, "state": {key: _held(x) for key, x in final["state"].items()}}
@@ -60,17 +77,15 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
         for p, mine in optimizer.state.items():
             mine.update({key: x.on(p) for key, x in mine.items() if isinstance(x, _Held)})
 
-    handles = (
-        optimizer.register_load_state_dict_pre_hook(check),
-        optimizer.register_load_state_dict_post_hook(release, prepend=True),
-    )
+    optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict({0: check})
+    handle = optimizer.register_load_state_dict_post_hook(release, prepend=True)
     try:
         with warnings.catch_warnings():  # torch's casts are corrected, or raise errors
             warnings.filterwarnings("ignore", "Casting complex values to real")
             load(state_dict)
     finally:
-        for handle in handles:
-            handle.remove()
+        optimizer._optimizer_load_state_dict_pre_hooks = hooks
+        handle.remove()
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         if own.get("param_names"):
             group["param_names"] = own["param_names"]
@@ -260,6 +275,8 @@ def _check_parameter(
     other: whether the hyperparameters belong to another algorithm.
     """
     carried = tx.carried
+    if isinstance(found.get(STEPS), dict):  # torch's {}, if a flat dict of 0.2.0 has no such key
+        del found[STEPS]
     numbers = {**carried, STEPS: 0}.items()
     entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
     for rule, keys, _ in tx.rules:

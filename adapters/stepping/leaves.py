@@ -16,6 +16,7 @@ from functional_optim import numeric
 from functional_optim.adapters.state.capturing import number_device
 from functional_optim.adapters.state.names import check_count, named, names_of
 from functional_optim.adapters.stepping.columns import Readings, owned
+from functional_optim.checkpoint.errors import described
 from functional_optim.core import base, draws, memory
 from functional_optim.core.cells import CELLS
 from functional_optim.core.first_slots import init_slots
@@ -90,11 +91,11 @@ def _check_numbers(name: str, state: Any, keys: Iterable[str]) -> None:
         )
     for key, x in [(key, state[key]) for key in keys if key in state]:
         counted = key == "step" and isinstance(x, (int, float))
-        if not counted and not (isinstance(x, Tensor) and x.numel() == 1):
-            shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
+        number = isinstance(x, Tensor) and x.numel() == 1 and x.dtype is not torch.bool
+        if not counted and not number:
             raise TypeError(
-                f"{key!r} in the state of parameter {name!r} is a {type(x).__name__}{shape}; put a "
-                "0-dim tensor there, or delete the entry, and it begins again."
+                f"{key!r} in the state of parameter {name!r} is a {described(x)}; put a 0-dim "
+                "tensor there, or delete the entry, and it begins again."
             )
 
 
@@ -104,7 +105,14 @@ def _there(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:
-    """Raise RuntimeError if a state has the slots of a rule in another storage format."""
+    """Raise RuntimeError if a state has the slots of a rule in another format."""
+    older = [repr(key) for key in state if str(key).endswith(".seed")]
+    if older:
+        raise RuntimeError(
+            f"the state of parameter {name!r} has {', '.join(older)}, of a version in which "
+            "add_noise had another state, which cannot be continued; replace the state of each "
+            'parameter with the number of finished steps, {"step": …}, for new noise.'
+        )
     stems = {_stem(key) for key in keys}
     others = [key for key in state if _stem(key) in stems and key not in keys]
     if others:
@@ -270,6 +278,11 @@ def signature(
     An optimizer without a step count, such as torch's SGD, only knows whether it is the first step.
     """
     time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
+    if not time >= 0:  # or NaN
+        raise ValueError(
+            f"'step' in the state of parameter {leaf.name!r} is {time}; put the number of "
+            "finished steps there, or delete the entry, and it begins again."
+        )
     numbers = [leaf.slots[key] for key in own_numbers(tx)]
     held = [leaf.slots["step"], *numbers] if optimizer.counts_steps else numbers
     devices = {str(x.device) for x in held if isinstance(x, Tensor)}

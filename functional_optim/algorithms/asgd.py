@@ -104,7 +104,10 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - t0))
 
     def update(u: Tensor, slots: AsgdSlots, p: Tensor, mu: Any) -> tuple[Tensor, AsgdSlots]:
-        return u, AsgdSlots(slots.ax.lerp(p, mu))
+        # lerp by 1 is no copy if ax is not finite
+        if isinstance(mu, Tensor):
+            return u, AsgdSlots(torch.where(mu == 1, p, slots.ax.lerp(p, mu)))
+        return u, AsgdSlots(p.clone() if mu == 1 else slots.ax.lerp(p, mu))
 
     return leafwise(
         init,

@@ -42,12 +42,18 @@ class Files(NamedTuple):
         if not has_address(x) or x.numel() < max(self.min_size, 1) or x.device.type != "cpu":
             return x
         handle, name = tempfile.mkstemp(dir=self.folder)
+        size = x.numel() * x.element_size()
         try:
-            size = x.numel() * x.element_size()
             if hasattr(os, "posix_fallocate"):  # else a full disk ends the process at a write
                 os.posix_fallocate(handle, 0, size)
             os.ftruncate(handle, size)
             found = torch.from_file(name, shared=True, size=x.numel(), dtype=x.dtype)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: offload needs {size} bytes in {self.folder}; make room there, "
+                "or pass a larger min_size",
+            ) from None
         finally:
             os.close(handle)
             Path(name).unlink()

@@ -157,7 +157,10 @@ def _is_whole(path: Path) -> bool:
 def read(name: str) -> bytes | None:
     """What `keep` was given under this name; None if it is not there, or not whole."""
     path = find(name)
-    return None if path is None else path.read_bytes()[:-DIGEST]
+    if path is not None:
+        with suppress(OSError):  # another process removed it
+            return path.read_bytes()[:-DIGEST]
+    return None
 
 
 def keep(name: str, body: bytes) -> None:
@@ -235,12 +238,12 @@ def build_lock(name: str, *, wait: bool = True) -> Iterator[bool]:
     except OSError:  # there is no folder, or one that is only read, which needs no locks
         yield True
         return
-    locked = False
+    locked, owner = False, os.getpid()
     try:
         locked = _locked(handle, PATIENCE if wait else 0.0)
         yield locked
     finally:
-        if locked:
+        if locked and os.getpid() == owner:  # not in a fork, whose parent builds it
             with suppress(OSError):
                 path.unlink()
         os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -45,6 +46,19 @@ _built: dict[str, Native | None] = {}
 _pending: dict[str, PendingBuild] = {}
 """Libraries that are being built."""
 _lock = threading.RLock()
+
+
+def _in_a_fork() -> None:
+    """Begin without the builds of the parent, one of whose other threads may hold the lock."""
+    global _lock
+    _lock = threading.RLock()
+    for pending in set(_pending.values()):
+        pending.locks.close()
+    _pending.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_fork)
 
 
 class PendingBuild:

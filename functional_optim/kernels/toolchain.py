@@ -46,6 +46,9 @@ WAITED = ((2.0, logging.INFO), (30.0, logging.WARNING))
 LONGEST = 300.0
 """Seconds after which a compiler that has not answered is given up."""
 
+LINKER_FAILED = ("ld returned", "linker command failed")
+"""What g++ and clang say below the lines of the linker, in which there may be no "error"."""
+
 log = logging.getLogger("functional_optim")
 
 _known: dict[tuple[str, ...], str] = {}
@@ -222,8 +225,7 @@ class Build:
         said = self._said(process)
         held(self._start)
         if process.returncode:
-            lines = [x for x in said.splitlines() if "error" in x.lower()] or said.splitlines()
-            raise RuntimeError(lines[0].strip()[:200] if lines else f"exit {process.returncode}")
+            raise RuntimeError(_fault(said) or f"exit {process.returncode}")
         return self.folder / f"{i}.so"
 
     def _said(self, process: subprocess.Popen[str]) -> str:
@@ -242,6 +244,14 @@ class Build:
                 here = disk_cache.folder()
                 kept = "not kept" if here is None else f"kept in {here}"
                 log.log(level, "compiling %s, %s (%.0f s so far)", self.what, kept, until)
+
+
+def _fault(said: str) -> str:
+    """The line that tells why a compiler has failed: not that the linker has, but why."""
+    lines = said.splitlines()
+    own = [x for x in lines if not any(words in x for words in LINKER_FAILED)] or lines
+    told = [x for x in own if "error" in x.lower()] or [x for x in own if "failed" in x] or own
+    return told[0].strip()[:200] if told else ""
 
 
 def _clear(folder: Path, processes: list[Any], owner: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core.calls import check_step_function
+from functional_optim.core.calls import check_flags, check_step_function
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import times
@@ -41,10 +41,7 @@ def signed(maximize: bool) -> Leafwise:
     Raises:
         TypeError: if maximize is neither True nor False.
     """
-    if not isinstance(maximize, int) or maximize not in (0, 1):
-        raise TypeError(
-            f"maximize must be True, to ascend, or False, to descend, but got {maximize!r}."
-        )
+    check_flags({"maximize": "bool"}, {"maximize": maximize})
     return scale(-1 if maximize else 1)
 
 

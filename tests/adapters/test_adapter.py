@@ -86,6 +86,27 @@ def test_state_dict_hooks_run_once_and_in_order(pair):
     assert log == [f"{do} {i}" for do in ("save", "saved", "load", "loaded") for i in (1, 2)]
 
 
+def test_hooks_of_a_load_may_remove_themselves_and_are_there_again_if_it_fails():
+    opt = adapters.AdamW([torch.nn.Parameter(torch.ones(2))])
+    log, handles = [], {}
+
+    def once(name, result):
+        log.append(name)
+        handles[name].remove()
+        return result
+
+    gives = {"first": {}, "second": {}}
+    for name in gives:
+        handles[name] = opt.register_load_state_dict_pre_hook(lambda *_, x=name: once(x, gives[x]))
+    handles["last"] = opt.register_load_state_dict_post_hook(lambda _: once("last", None))
+    with pytest.raises(ValueError, match="no 'param_groups'"):
+        opt.load_state_dict(opt.state_dict())
+    gives["second"] = opt.state_dict()
+    opt.load_state_dict({})
+    opt.load_state_dict(opt.state_dict())
+    assert log == ["first", "second", "first", "second", "last"]
+
+
 @every_pair
 def test_a_step_leaves_gradients_and_identities_alone(pair):
     ours, mine, *_ = pair.make()

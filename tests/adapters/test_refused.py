@@ -170,7 +170,8 @@ TYPES = [
     (lambda: changed(of(fo.adamw), lr="x", weight_decay=-1.0), "as lr, but got 'x'"),
     (lambda: fo.dadapt_adam(betas=(0.9,)), "pair of numbers"),
     (lambda: written(step=None), "'step' in the state of parameter '0' is a NoneType; put a 0-dim"),
-    (lambda: written(step=torch.ones(2)), "is a Tensor of shape (2,); put a 0-dim tensor there"),
+    (lambda: written(step=torch.ones(2)), "is a tensor of float32, shape (2,); put a 0-dim"),
+    (lambda: written(step=torch.tensor(True)), "'0' is a tensor of bool, shape (); put a 0-dim"),
     (lambda: written(mu_product=0.5), "'mu_product' in the state of parameter '0' is a float; put"),
     (lambda: written(all=[1]), "the state of parameter '0' is a list, not a dict; delete"),
 ]
@@ -178,6 +179,8 @@ TYPES = [
 
 VALUES = [
     (lambda: adapters.AdamW([]), "got an empty parameter list"),
+    (lambda: written(step=-1.0), "'step' in the state of parameter '0' is -1.0; put the number"),
+    (lambda: written(step=torch.tensor(torch.nan)), "is nan; put the number of finished steps"),
     (lambda: adapters.AdamW(consumed()), "got an empty parameter list"),
     (lambda: adapters.SGD([p() * 2]), "non-leaf Tensor"),
     (lambda: adapters.AdamW([p()], stored="int7"), "does not support 'int7'"),

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from helpers import assert_same
@@ -195,5 +196,7 @@ RECIPES = taking_maximize()
 def test_maximize_takes_true_or_false_and_nothing_else(name):
     assert len(RECIPES) > 30
     for wrong in ("x", "False", None, 2, 0.5):
-        with pytest.raises(TypeError, match="maximize must be True, to ascend, or False, to desc"):
+        with pytest.raises(TypeError, match="maximize must be True or False, but got"):
             getattr(fo, name)(**RECIPES[name], maximize=wrong)
+    for flag in (numpy.True_, torch.tensor(True)):
+        getattr(fo, name)(**RECIPES[name], maximize=flag)

@@ -1,5 +1,7 @@
 """The optimizer's own count of steps, which gates read, if no parameter had a gradient in each."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -21,6 +23,13 @@ def every_third():
 def made():
     model = torch.nn.ParameterDict({name: torch.zeros(1) for name in "ab"})
     return model, adapters.Optimizer(model.named_parameters(), every_third)
+
+
+def step_all(model, opt, steps):
+    for _ in range(steps):
+        for p in model.parameters():
+            p.grad = torch.ones(1)
+        opt.step()
 
 
 def take_turns(model, opt, steps):
@@ -87,3 +96,37 @@ def test_a_chain_takes_the_count_only_if_it_is_that_of_all_parameters():
     opt.step()
     saved = get_optimizer_state_dict(model, opt, options=flat)
     assert fo.load_state_dict(state, saved, params).step == 1
+
+
+def test_a_flat_dict_of_a_version_without_the_count_loads():
+    model, opt = made()
+    step_all(model, opt, 4)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = get_optimizer_state_dict(model, opt, options=flat)
+    older = {key: x for key, x in saved.items() if not key.endswith(".optimizer_step")}
+    assert len(older) < len(saved)
+    other, new = made()
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, new, older, options=flat)
+    for each in ((model, opt), (other, new)):
+        step_all(*each, 3)
+    assert_same(list(other.parameters()), list(model.parameters()))
+    assert_same(new.state_dict()["state"], opt.state_dict()["state"])
+
+
+def test_noise_of_a_version_that_counted_its_own_steps_is_refused_by_the_step():
+    """Pickle loads it as it was."""
+    w = torch.nn.Parameter(torch.zeros(2))
+    opt = adapters.NoisySGD([w], lr=0.1, eta=1.0, gamma=20.0)
+    old = {"0.step": torch.tensor(6), "0.seed": torch.tensor(3), "1.step": torch.tensor(6)}
+    opt.state[w] = dict(old)
+    opt = copy.deepcopy(opt)
+    (w,) = opt.param_groups[0]["params"]
+    w.grad = torch.zeros(2)
+    with pytest.raises(RuntimeError, match=r"of parameter '0' has '0\.seed'.*add_noise"):
+        opt.step()
+    assert opt.state[w] == old
+    opt.state[w] = {"step": 6}  # as the error says
+    opt.step()
+    assert opt.state[w]["step"] == 7
+    assert 0 < w.abs().max() < 1e-6

@@ -119,6 +119,8 @@ def test_a_full_disk_is_an_error_and_not_the_end(tmp_path, monkeypatch):
 
     tx = fo.offload(fo.adamw(1e-2), tmp_path)
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
+    where = f"No space left on device: offload needs [0-9]+ bytes in {tmp_path}; make room"
+    with pytest.raises(OSError, match=where) as error:
         tx.init(model())
+    assert error.value.errno == 28
     assert list(tmp_path.iterdir()) == []

@@ -113,6 +113,11 @@ def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch, capl
     assert len(compiler.runs()) == 1
 
 
+def test_a_kept_file_that_another_process_removes_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(disk_cache, "find", lambda name: tmp_path / "removed")
+    assert disk_cache.read("name") is None
+
+
 # ---------------------------------------------------------------- builds that do not end
 BEGUN = """
 import sys
@@ -187,6 +192,23 @@ def test_a_killed_process_is_in_nobodys_way(slow, monkeypatch):
 
 
 # ---------------------------------------------------------------- processes and threads
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_during_a_build_of_another_thread_neither_hangs_nor_repeats_it(compiler):
+    Compiler(compiler.path.parent, "sleep 0.3")
+    thread = threading.Thread(target=libraries.library, args=(source(1),))
+    thread.start()
+    compiler.wait()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        found = [answer(libraries.library(source(n))) for n in (1, 2)]
+        os._exit(found != [1, 2])
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+    assert compiler.kernels() == 2
+
+
 def test_two_threads_that_need_a_new_kernel_build_it_once(compiler):
     turn, found = threading.Barrier(2), []
 

@@ -248,6 +248,7 @@ def no_folder(patch: Any, folder: Path) -> None:
     patch.setattr(tempfile, "_candidate_tempdir_list", lambda: [])
 
 
+FULL = "final link failed: No space left on device"
 TOLD = {
     "an empty name": (named(""), "there is no C++ compiler (CXX is empty); install g++"),
     "another name": (named("/nowhere/clang++"), "(looked for /nowhere/clang++); install g++"),
@@ -260,6 +261,10 @@ TOLD = {
     "gcc without g++": (
         broken(NO_CC1),
         "(cc: error: cannot execute 'cc1plus': compilation terminated).",
+    ),
+    "a full disk of the linker": (
+        broken(f"echo '/usr/bin/ld: {FULL}'; echo 'collect2: error: ld returned 1'; exit 1"),
+        f"(/usr/bin/ld: {FULL}).",
     ),
     "nothing": (broken(":"), "does not work here (what it builds is no library)"),
     "no reason": (broken("exit 3"), "does not work here (exit 3)"),

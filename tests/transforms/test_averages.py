@@ -60,6 +60,25 @@ def test_an_average_and_a_mean_of_half_precision_move(dtype, way):
         torch.testing.assert_close(found, torch.full((3,), wanted), rtol=1e-3, atol=0)
 
 
+def test_before_averaging_starts_a_nan_is_forgotten_as_in_torch():
+    def averages(make: Any, **how: Any) -> list[float]:
+        w = torch.nn.Parameter(torch.zeros(2))
+        opt = make([w], t0=3, **how)
+        for k in range(6):
+            w.grad = torch.full_like(w, torch.inf if k == 1 else 1.0)
+            opt.step()
+            if k == 1:
+                w.data.fill_(-1.0)
+        return opt.state[w]["ax"].tolist()
+
+    expected = averages(torch.optim.ASGD)
+    for compile in ("strict", False):
+        assert averages(ASGD, compile=compile) == pytest.approx(expected, rel=1e-6)
+    tx, w = fo.polyak_average(), torch.ones(2)
+    _, state = tx.update(torch.full((2,), torch.nan), tx.init(w), w)
+    assert tx.update(torch.ones(2), state, w)[1].slots["ax"].tolist() == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_an_average_that_was_saved_in_half_precision_is_converted(dtype):
     w, tx = torch.ones(3, dtype=dtype), averaged()
