@@ -268,7 +268,7 @@ class _InBfloat16(Answers):
         """Warn, once, if there is none."""
         leaves = [p for _, own in parts for p in own.values()]
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in leaves})
-        if "bfloat16" not in dtypes:
+        if not {"bfloat16", "float16"} & {*dtypes}:  # the latter is refused
             warn_once(
                 "master_weights keeps more bits of parameters in bfloat16, but these are in "
                 f"{' and '.join(dtypes)}, which are stepped as without it",

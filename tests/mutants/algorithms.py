@@ -241,8 +241,8 @@ three dimensions are taken for a kernel
 ? combinators/test_matrix_views.py -k refused
 = functional_optim/combinators/as_matrix.py
 a transposed convolution has its outputs first
-- found[path]["orientation"] = "in_out"
-+ found[path]["orientation"] = "out_in"
+- turned = {"orientation": "in_out"} if
++ turned = {"orientation": "out_in"} if
 ? combinators/test_matrix_views.py -k tells
 the first view counts for all leaves
 - pattern: ways.index(view) for
