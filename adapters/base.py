@@ -111,6 +111,7 @@ class OptimizerBase(torch.optim.Optimizer):
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     keeps_trees: keep the state of a custom transformation of trees by its paths.
     tries_points: call the closure of a step at several points.
+    steps_all: step parameters without a gradient, too.
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
@@ -120,6 +121,7 @@ class OptimizerBase(torch.optim.Optimizer):
     integer_steps: bool = False
     keeps_trees: bool = True
     tries_points: bool = False
+    steps_all: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -340,10 +342,10 @@ class OptimizerBase(torch.optim.Optimizer):
         """
 
     def check_parameters(self, group: dict[str, Any]) -> None:
-        """Raise TypeError for an integer parameter."""
+        """Raise TypeError for an integer parameter that would be stepped."""
         names = group.get("param_names") or [str(i) for i in range(len(group["params"]))]
         pairs = zip(names, group["params"], strict=True)
-        base.check_params({name: p for name, p in pairs if p.requires_grad or p.grad is not None})
+        base.check_params({x: p for x, p in pairs if self.steps_all or p.requires_grad})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as torch does.

@@ -59,6 +59,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
 
     keeps_trees = False
     tries_points = True
+    steps_all = True
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         return lbfgs(**{name: group[name] for name in (*NAMES, "line_search_fn")})

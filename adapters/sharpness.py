@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,10 +14,13 @@ import functional_optim as fo
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.joint import agreed, check_undivided, restored
 from functional_optim.adapters.optimizer import Optimizer
+from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.combinators.sharpness import SharpnessAware
 from functional_optim.core import base
+from functional_optim.core.chain import freezing_rules
+from functional_optim.core.paths import chosen
 from functional_optim.engine.group import Compile
 
 
@@ -53,7 +57,7 @@ class SAM(Optimizer):
     `step(closure)` calls the closure twice, at the parameters and after the ascent step; the
     closure clears the gradients, computes the loss, calls `backward()` and returns the loss.
     Statistics of batch norm are updated at both points. The norm of the gradient is taken over all
-    groups.
+    groups. Frozen parameters do not climb and are not measured.
 
     State: that of the recipe's optimizer object; the ascent step has no state.
 
@@ -81,6 +85,7 @@ class SAM(Optimizer):
     tries_points = True
     around: ClassVar[Callable[..., SharpnessAware]] = staticmethod(fo.sam)
     uphill: ClassVar[tuple[str, ...]] = ("rho",)
+    _found: tuple[list[Any], list[Tensor]] = [], []
 
     def __init__(
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.05, *,
@@ -127,10 +132,23 @@ class SAM(Optimizer):
         first = agreed(who, self.param_groups, self.uphill)
         return type(self).around(fo.identity(), **{name: first[name] for name in self.uphill})
 
+    def _moving(self) -> list[Tensor]:
+        """The parameters that the recipes do not freeze; found again after a change of a group."""
+        now = [x for group in self.param_groups for x in (*group["params"], *group.values())]
+        known, moving = self._found
+        if len(now) != len(known) or not all(map(operator.is_, now, known)):
+            moving = [p for group in self.param_groups for p in self._moving_in(group)]
+            self._found = now, moving
+        return moving
+
+    def _moving_in(self, group: dict[str, Any]) -> list[Tensor]:
+        tx = self.checked_transform(group, in_step=True)
+        places = [x.where for x in freezing_rules(tx)]
+        return [p for name, p in named(group) if not any(chosen(x, name, p) for x in places)]
+
     def _at_the_worse_point(self, tx: SharpnessAware, closure: Callable[[], Any]) -> None:
         """Compute the gradients after the ascent step; the parameters are restored afterwards."""
-        every = [p for group in self.param_groups for p in group["params"]]
-        params: list[Tensor] = [p for p in every if p.grad is not None]
+        params = [p for p in self._moving() if p.grad is not None]
         held = [p.detach() for p in params]
         before = [p.clone() for p in held]
         uphill, _ = tx.ascent.update([p.grad for p in params], tx.ascent.init(held), held)

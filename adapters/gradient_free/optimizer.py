@@ -77,6 +77,7 @@ class GradientFree(OptimizerBase):
 
     compile = False
     counts_steps = False
+    steps_all = True
     tries_points = True
 
     def __init__(

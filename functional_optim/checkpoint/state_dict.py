@@ -336,6 +336,8 @@ def _walked_chain(
         return ".".join(["state", *[name for name in names if name]])
 
     own = [name for name, x in state.slots.items() if isinstance(x, Tensor)]
+    if own and not isinstance(params, Tensor):  # slots that this vector lacks
+        own += [name for name, x in state.slots.items() if x is None]
     paths = [path for path, _ in tree.items(params)]
     leaves = dict(tree.items(params))
     if own and paths != [""]:  # `flatten` passes all parameters as one vector

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
-from functional_optim.core.chain import Wrapped
+from functional_optim.core.chain import Wrapped, check_moved
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.scalars import given
@@ -37,8 +37,9 @@ def cautious(
     State: that of tx.
 
     Raises:
-        ValueError: if eps is a number outside (0, 1], or tx has a learning rate or is a method that
-            returns complete steps, such as `lbfgs`.
+        ValueError: if eps is a number outside (0, 1], or tx has a learning rate, is a method that
+            returns complete steps, such as `lbfgs`, or has `master_weights` beside a transformation
+            of trees.
         TypeError: if tx is not a transformation.
 
     Paper: Liang, Chen, Liu, Liu, "Cautious Optimizers: Improving Training with One Line of Code",
@@ -87,6 +88,11 @@ class CautiousState(NamedTuple):
 
 def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.GradientTransformation:
     """The same for a custom transformation of trees."""
+    if any(x.rule.storage.weight_codec is not None for x in tx.placements):
+        raise ValueError(
+            "cautious changes updates that master_weights has rounded for the parameters; put "
+            "master_weights around it, or leave it out."
+        )
     known = tx.extra
 
     def init(params: Any) -> CautiousState:
@@ -98,6 +104,7 @@ def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.Gradien
         base.check_extra(extra, known)
         least = numeric.at(eps, (state.step + 1).to(torch.float64))
         updates, inner = tx.update(grads, state.inner, params, **extra)
+        check_moved(grads, updates)
 
         def leaf(g: Tensor, u: Any) -> Any:
             if u is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, modes
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import MixedChain, Wrapped, freezing_rules
+from functional_optim.core.chain import MixedChain, Wrapped, check_moved, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, select, squares, unchanged
@@ -285,9 +285,8 @@ def skip_large_updates(
     numeric.check_range("skip_large_updates", "positive", max_norm=max_norm)
 
     def scalars(t, carry, total):
-        opened = numeric.float64(
-            numeric.sqrt(total[0]) <= numeric.at(max_norm, t)
-        )  # False for a NaN
+        small = numeric.sqrt(total[0]) <= numeric.at(max_norm, t)  # False for a NaN
+        opened = numeric.float64(small)
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     carry = GateCarry(0, 0.0)
@@ -467,8 +466,7 @@ class WholeState(NamedTuple):
 
 
 def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
-    """The same for a custom transformation of trees: it always runs, and its result may be
-    dropped."""
+    """The same for a custom transformation of trees: it always runs, its result may be dropped."""
     known, reads = tx.extra, tx.reads_gradients
     freezing = freezing_rules(tx)
     gate = Leafwise((*freezing, *gate.placements)) if freezing else gate
@@ -483,7 +481,8 @@ def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTran
         if not reads and not tree.leaves(grads):
             grads = tree.map(torch.zeros_like, params)
         updates, gated = gate.update(grads, state.gate, params)
-        opened = gated.carry["gate"] > 0
+        # without a gradient the gate is that of an earlier step
+        opened = gated.carry["open_steps"] > state.gate.carry["open_steps"]
         totals = given_totals()
         if totals is not None:
             totals.gates.append(opened)
@@ -494,6 +493,7 @@ def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTran
         def kept(new: Any, old: Any) -> Any:
             return new if old is None else selected(opened, new, old).to(old.dtype)
 
+        check_moved(updates, moved)
         updates = tree.map(lambda u, v: None if v is None else kept(v, u), updates, moved)
         return updates, WholeState(gated, tree.map(kept, inner, state.inner))
 

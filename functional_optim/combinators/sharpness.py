@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
-from functional_optim.core.chain import Wrapped
+from functional_optim.core.chain import Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
@@ -34,6 +34,9 @@ class SharpnessAware(Wrapped):
     inner: base.GradientTransformation
 
     def __new__(cls, ascent: Leafwise, inner: base.GradientTransformation) -> SharpnessAware:
+        freezing = freezing_rules(inner)
+        ascent = Leafwise((*freezing, *ascent.placements)) if freezing else ascent
+
         def init(params: Any) -> SamState:
             return SamState(ascent.init(params), inner.init(params))
 
@@ -78,7 +81,8 @@ def sam(
     """Take the gradient at w + rho·g / ‖g‖ instead of w, to find flat minima.
 
     `update(grads, state, params, grad_fn=grad_fn)` calls `grad_fn` once, after the ascent step;
-    grads are those at params. So a step takes two gradients. The norm covers all parameters.
+    grads are those at params. So a step takes two gradients. The norm covers all parameters that
+    tx does not freeze; frozen ones do not climb.
 
     Args:
         tx: the transformation that receives these gradients.

@@ -15,8 +15,9 @@ from functional_optim.core.calls import check_step_function
 from functional_optim.core.chain import Wrapped, chain, each_placement, narrowed
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import leafwise
+from functional_optim.core.lift import freezes
 from functional_optim.core.ravel import Ravel
-from functional_optim.core.rule import Runs, select
+from functional_optim.core.rule import Placement, Runs, select
 from functional_optim.core.storage import Storage, wide_dtype
 
 
@@ -116,7 +117,9 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         base.check_passed(params)
         flat = Ravel(params)
         extra = narrowed(extra, flat.tree, flat.vector)
-        given = None if grads is None and not reads else flat.vector(grads)
+        given = flat.vector(grads) if tree.leaves(grads) else None
+        if given is None and reads:
+            base.check_grads(params, grads)
         with _path(params):
             u, state = tx.update(given, state, flat.vector(params), **extra)
         if u is None:  # frozen
@@ -126,7 +129,14 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
             updates = tree.map(lambda p, g, u: None if g is None else u, params, grads, updates)
         return updates, state
 
-    return Wrapped(init, update, tx)
+    return Flattened(init, update, tx)
+
+
+class Flattened(Wrapped):
+    """A transformation made by `flatten`: its leaves, and so those that it freezes, are others."""
+
+    def seen(self) -> list[Placement]:
+        return [x for x in super().seen() if not freezes(x)]
 
 
 def _path(params: Any) -> AbstractContextManager[None]:
@@ -218,6 +228,9 @@ def with_schedule(
             passed as 0-dim float64 tensors; everything else, also ints, unchanged.
 
     State: `hyper`, a dict of 0-dim float64 tensors: the values of the last step.
+
+    Leaves that the recipe freezes with its first values are frozen in a chain around it in all
+    steps.
 
     Raises:
         TypeError: if the recipe is not callable.

@@ -13,7 +13,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import freezes
 from functional_optim.core.paths import Choice, check_choices, chosen, subtree
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, Rule, unchanged
 from functional_optim.core.state_keys import check_rates, rule_names
 from functional_optim.core.totals import given_totals
 
@@ -112,19 +112,7 @@ class MixedChain(base.GradientTransformation):
     parts: tuple[base.GradientTransformation, ...]
 
     def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> MixedChain:
-        for part in parts[:-1]:
-            if any(x.rule.storage.weight_codec is not None for x in _rules_of(part)):
-                raise ValueError(
-                    "a transformation of trees comes after master_weights, whose update is "
-                    "rounded for the parameters; put it before, or leave master_weights out."
-                )
-            if isinstance(part, Leafwise) and part.placements[-1].rule.runs.after == "step":
-                name = part.placements[-1].name
-                raise ValueError(
-                    f"a transformation follows {name}, which reads the parameters after the "
-                    f"update; put {name} last in the chain."
-                )
-        check_rates(rule_names([x for part in parts for x in _rules_of(part)]))
+        _check_order(parts)
         known = [part.extra for part in parts]
         every = tuple([name for names in known for name in names])
 
@@ -174,10 +162,13 @@ class Wrapped(base.GradientTransformation):
     """A transformation of trees, around another one, which gets its extra arguments.
 
     inner: the other one. spared: the selection of leaves that are frozen, and not passed to it.
+    choices: those that are; all, if empty. name: that of `named_chain`.
     """
 
     inner: base.GradientTransformation
     spared: tuple[Any, ...]
+    choices: tuple[Choice, ...]
+    name = ""
 
     def __new__(
         cls,
@@ -185,18 +176,25 @@ class Wrapped(base.GradientTransformation):
         update: Callable[..., tuple[Any, Any]],
         inner: base.GradientTransformation,
         spared: tuple[Any, ...] = (),
+        choices: tuple[Choice, ...] = (),
     ) -> Self:
         self = super().__new__(cls, init, update)
         self.inner = inner
         self.spared = spared
+        self.choices = choices
         return self
 
     @property
     def children(self) -> tuple[base.GradientTransformation, ...]:
         return (self.inner,)
 
+    def seen(self) -> list[Placement]:
+        """The rules inside, as a chain around it sees them."""
+        found = [x.on(*self.choices) for x in _rules_of(self.inner)]
+        return [x._replace(name=f"{self.name}.{x.name}") for x in found] if self.name else found
+
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.init, self.update, self.inner, self.spared
+        return self.init, self.update, self.inner, self.spared, self.choices
 
 
 class WithoutGradients(base.GradientTransformation):
@@ -260,7 +258,7 @@ def on_some(
         return fill
 
     known = tx.extra
-    return Wrapped(init, update, tx, spared)
+    return Wrapped(init, update, tx, spared, choices)
 
 
 def narrowed(
@@ -309,6 +307,18 @@ NARROWED: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[Any], Any]], 
 """By the names of extra arguments: what `narrowed` makes of one, `fill` and `cut`."""
 
 
+def check_moved(grads: Any, updates: Any) -> None:
+    """Raise ValueError if a transformation returned an update for a leaf without a gradient."""
+    tree.check_same(
+        grads,
+        updates,
+        "gradients",
+        "updates of the transformation inside",
+        "a transformation must return None for a leaf without a gradient",
+        shapes=False,
+    )
+
+
 def each_placement(
     tx: Any,
     change: Callable[[Placement], Sequence[Placement]],
@@ -325,18 +335,50 @@ def each_placement(
 
 def choices_of(tx: base.GradientTransformation) -> list[Choice]:
     """The selections of leaves in a transformation, if it consists of one-tensor rules."""
-    return [choice for placement in _rules_of(tx) for choice in placement.choices()]
+    own = [part for part in _parts(tx) if isinstance(part, Leafwise)]
+    return [choice for part in own for x in part.placements for choice in x.choices()]
 
 
 def freezing_rules(*parts: base.GradientTransformation) -> tuple[Placement, ...]:
     """The rules of a chain's parts that freeze leaves for the whole chain."""
-    known = [placement for part in parts for placement in _rules_of(part)]
-    return tuple([placement._replace(gate=0) for placement in known if freezes(placement)])
+    known = [x for part in parts for x in _rules_of(part) if freezes(x)]
+    places = [x.where for x in known]
+    return tuple([x._replace(gate=0) for i, x in enumerate(known) if x.where not in places[:i]])
+
+
+UNKNOWN = Placement(Rule((unchanged,)))
+"""What stands for a transformation of trees of which no rules are known."""
 
 
 def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
-    """The rules of a chain, without those inside of transformations of trees."""
-    return [x for part in _parts(tx) if isinstance(part, Leafwise) for x in part.placements]
+    """The rules of a transformation, also those inside of transformations of trees."""
+    if isinstance(tx, Leafwise):
+        return [*tx.placements]
+    if isinstance(tx, MixedChain):
+        return [x for part in tx.parts for x in _rules_of(part)]
+    return tx.seen() if isinstance(tx, Wrapped) else [UNKNOWN]
+
+
+def _check_order(parts: Sequence[base.GradientTransformation]) -> None:
+    """Raise ValueError if parts change what must be last on a leaf, or have two learning rates."""
+    rules = [(k, x) for k, part in enumerate(parts) for x in _rules_of(part) if not freezes(x)]
+    names = rule_names([x for _, x in rules])
+    for (k, _), first in zip(rules, names, strict=True):
+        if not (first.master or first.after == "step"):
+            continue
+        pairs = zip(rules, names, strict=True)
+        later = [x for (j, _), x in pairs if j > k and not first.apart_from(x)]
+        if first.master and later:
+            raise ValueError(
+                "a transformation of trees comes after master_weights, whose update is "
+                "rounded for the parameters; put it before, or leave master_weights out."
+            )
+        if first.after == "step" and any(x.after != "step" for x in later):
+            raise ValueError(
+                f"a transformation follows {first.name}, which reads the parameters after the "
+                f"update; put {first.name} last in the chain."
+            )
+    check_rates(names)
 
 
 def _without(
@@ -358,11 +400,7 @@ def _without(
 
 
 def _parts(tx: base.GradientTransformation) -> tuple[base.GradientTransformation, ...]:
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"chain takes transformations, but got a {type(tx).__name__}; call the factory, e.g. "
-            "chain(clip_by_global_norm(1.0), adam())."
-        )
+    base.check_transformation("chain", tx, "chain(clip_by_global_norm(1.0), adam())")
     return tx.parts if isinstance(tx, MixedChain) else (tx,)
 
 
@@ -374,4 +412,7 @@ def _rename(name: str, tx: base.GradientTransformation) -> base.GradientTransfor
         return Leafwise(tuple(joined))
     if isinstance(tx, MixedChain):
         return MixedChain(tuple([_rename(name, part) for part in tx.parts]))
+    if isinstance(tx, Wrapped):
+        tx = type(tx)(*tx.__getnewargs__())
+        tx.name = name
     return tx

@@ -99,7 +99,7 @@ def _called(func: Any, seen: Callable[[Any], Any], args: Any, kwargs: Any) -> An
     if counts != [0 if x.is_inference() else x._version for x in given]:
         raise RuntimeError(
             f"{getattr(func, '__name__', func)} writes into a parameter inside the loss, which is "
-            "computed anew each time that the loss reads it; write into a copy, p.clone()."
+            "computed again each time that the loss reads it; write into a copy, p.clone()."
         )
     return found
 

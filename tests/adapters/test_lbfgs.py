@@ -85,6 +85,7 @@ ZOOMING = [x for x in PAIRS if x[1] or not x[0].startswith("far") or x[0] == "fa
 
 
 @pytest.mark.parametrize(("scene", "search"), some(PAIRS, 0, ZOOMING))
+@pytest.mark.filterwarnings("ignore:.*lbfgs with max_eval=1")
 def test_every_evaluation_is_torchs(scene, search):
     problem, options = SCENES[scene]
     options = dict(options)

@@ -100,7 +100,7 @@ def train(loss: Any) -> Any:
 
 TYPES = [
     (lambda: of(lambda: fo.local_sgd(fo.sgd(0.1), 2)), "use functional_optim.replicas.Replica"),
-    (lambda: fo.chain(torch.optim.SGD([p()], 0.1)), "takes transformations, but got a SGD"),
+    (lambda: fo.chain(torch.optim.SGD([p()], 0.1)), "takes a transformation, but got a SGD"),
     (lambda: adapters.AdamW(linear()), "but got a Linear; pass model.parameters()"),
     (lambda: adapters.Optimizer(linear(), fo.adamw), "takes parameters, but got a Linear"),
     (lambda: fo.sgd(0.1).init(linear()), "named_parameters()"),

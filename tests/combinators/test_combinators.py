@@ -342,3 +342,101 @@ def test_what_is_no_function_of_value_and_gradients_is_told(make, wrong):
     tx = fo.chain(fo.freeze("b"), make())
     with pytest.raises(TypeError, match=r"value_and_grad (must be a func|returned a float; ret)"):
         tx.update(grads, tx.init(p), p, value=value, value_and_grad=wrong)
+
+
+TREES = {
+    "with_schedule": lambda tx: fo.with_schedule(lambda c: tx, c=1),
+    "gate": lambda tx: fo.apply_if_finite(fo.chain(tx, fo.flatten(fo.identity())), 3),
+    "partition": lambda tx: fo.masked(fo.with_schedule(lambda c: tx, c=1), "*"),
+    "nested": lambda tx: fo.chain(fo.scale(1.0), fo.with_schedule(lambda c: tx, c=1)),
+}
+PAIR = {"a": torch.full((2,), 3.0), "b": torch.full((2,), 4.0)}
+
+
+@pytest.mark.parametrize("inside", TREES)
+def test_a_chain_ignores_leaves_that_a_part_of_it_freezes_inside(inside):
+    frozen = TREES[inside](fo.chain(fo.freeze("b"), fo.sgd(1.0)))
+    tx = fo.chain(fo.chain(fo.clip_by_global_norm(1.0), frozen), fo.flatten(fo.identity()))
+    updates, _ = tx.update(PAIR, tx.init(PAIR), PAIR)
+    assert_close(updates, {"a": torch.full((2,), -(0.5**0.5)), "b": None}, 1e-6)
+    assert [part.spared[1:] for part in tx.parts[1:]] == [(), ()]
+
+
+def test_a_vector_freezes_none_of_the_leaves_around_it():
+    frozen = fo.freeze(lambda path, p: path == "b")
+    tx = fo.chain(fo.flatten(fo.chain(frozen, fo.sgd(1.0))), fo.scale(2.0))
+    assert_close(tx.update(PAIR, tx.init(PAIR), PAIR)[0]["b"], -2 * PAIR["b"], 1e-6)
+
+
+REFUSED = {
+    "rates": (
+        lambda: fo.chain(fo.flatten(fo.sgd(0.1)), fo.scale_by_lr(1.0)),
+        "by two learning rates",
+    ),
+    "rates of trees": (
+        lambda: fo.chain(fo.sam(fo.sgd(0.1)), fo.keep_snapshots(fo.sgd(0.1))),
+        "by two learning rates",
+    ),
+    "master_weights": (
+        lambda: fo.chain(TREES["with_schedule"](fo.master_weights(fo.sgd(0.1))), fo.scale(0.5)),
+        "comes after master_weights",
+    ),
+    "params_ema": (
+        lambda: fo.chain(TREES["with_schedule"](fo.params_ema(0.5)), fo.scale(0.5)),
+        "follows params_ema, which reads",
+    ),
+    "cautious": (
+        lambda: fo.cautious(fo.chain(fo.flatten(fo.trace(0.5)), fo.master_weights(fo.scale(1.0)))),
+        "cautious changes updates that master_weights has rounded",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_chain_refuses_is_seen_inside_of_trees(name):
+    make, text = REFUSED[name]
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_parts_of_other_leaves_and_other_names_are_not_refused():
+    scheduled = TREES["with_schedule"]
+    parts = {"x": fo.chain(fo.master_weights(fo.sgd(0.1)), fo.params_ema(0.5)), "y": fo.adam(0.1)}
+    labels = {"b": "x", "*": "y"}
+    for x, y in ((parts["x"], fo.flatten(parts["y"])), (scheduled(parts["x"]), parts["y"])):
+        tx = fo.chain(fo.freeze("c"), fo.partition({"x": x, "y": y}, labels))
+        params = {"a": torch.ones(2), "b": torch.ones(2).bfloat16(), "c": torch.ones(2)}
+        updates, _ = tx.update(params, tx.init(params), params)
+        assert updates["c"] is None
+        assert_close(updates["a"], torch.full((2,), -0.1), 1e-6)
+    tx = fo.named_chain(("x", fo.flatten(fo.sgd(0.5))), ("y", fo.flatten(fo.sgd(0.5))))
+    assert_close(tx.update(PAIR, tx.init(PAIR), PAIR)[0]["a"], 0.25 * PAIR["a"], 1e-6)
+
+
+@pytest.mark.parametrize("inside", ["with_schedule", "gate"])
+def test_a_gate_around_trees_stays_shut_without_gradients(inside):
+    tx = fo.accumulate(TREES[inside](fo.adam(1.0, betas=(0.5, 0.9))), 2)
+    state = tx.init(PAIR)
+    g, none = fo.tree.map(torch.ones_like, PAIR), dict.fromkeys(PAIR)
+    for given in (g, g, none, none, g, g):
+        updates, state = tx.update(given, state, PAIR)
+    assert_close(updates, fo.tree.map(lambda x: -torch.ones_like(x), PAIR), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "around", [fo.cautious, lambda tx: fo.apply_if_finite(tx, 3), lambda tx: fo.accumulate(tx, 1)]
+)
+def test_an_update_without_a_gradient_is_told_by_its_leaf(around):
+    def update(grads, state, params=None):
+        return fo.tree.map(lambda p: -0.1 * p, params), state
+
+    tx = around(fo.GradientTransformation(lambda params: fo.EmptyState(), update))
+    with pytest.raises(ValueError, match=r"inside: 2 leaves: a \(2,\), b \(2,\)\nA transformat"):
+        tx.update({"a": torch.ones(2), "b": None}, tx.init(PAIR), PAIR)
+
+
+def test_a_slot_that_a_leaf_lacks_is_not_its_missing_gradient():
+    own = fo.leafwise(None, lambda u, slots, p: (u, slots), name="own")
+    tx = fo.accumulate(fo.chain(fo.masked(fo.trace(0.9), "a"), own, fo.scale_by_lr(0.5)), 1)
+    updates, _ = tx.update({"a": PAIR["a"], "b": None}, tx.init(PAIR), PAIR)
+    assert_close(updates, {"a": -0.5 * PAIR["a"], "b": None}, 1e-6)

@@ -297,7 +297,16 @@ def test_the_linear_layers_of_gpt_2_have_their_inputs_first(name, hyper):
     }
 
 
-@pytest.mark.parametrize("way", ["model", "views", "dict", "masked"])
+STACK = {"experts": {"stack": True}}
+OBJECTS = {
+    "model": lambda x: adapters.MuonAdamW(x, views=STACK),
+    "views": lambda x: adapters.SOAP(list(x.named_parameters())[1:], views=x),
+    "dict": lambda x: adapters.MuonAdamW(x.named_parameters(), views=fo.matrix_views(x, STACK)),
+    "masked": lambda x: adapters.MuonAdamW(x, adamw="experts"),
+}
+
+
+@pytest.mark.parametrize("way", OBJECTS)
 def test_a_compiled_model_has_the_views_of_its_module(way):
     ends = []
     for compiled in (False, True):
@@ -305,13 +314,7 @@ def test_a_compiled_model_has_the_views_of_its_module(way):
         model = nn.ModuleDict({"conv": nn.Conv1d(4, 8, 3), "back": nn.ConvTranspose2d(4, 8, 3)})
         model.experts = nn.Parameter(torch.randn(3, 4, 4))
         whole = nn.ModuleDict({"_orig_mod": model}) if compiled else model  # as torch.compile does
-        named, stack = whole.named_parameters(), {"experts": {"stack": True}}
-        opt = {
-            "model": lambda x: adapters.MuonAdamW(x, views=stack),
-            "views": lambda x: adapters.SOAP(list(x.named_parameters())[1:], views=x),
-            "dict": lambda x: adapters.MuonAdamW(named, views=fo.matrix_views(x, stack)),
-            "masked": lambda x: adapters.MuonAdamW(x, adamw="experts"),
-        }[way](whole)
+        opt = OBJECTS[way](whole)
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         opt.step()

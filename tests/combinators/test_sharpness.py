@@ -169,6 +169,43 @@ def test_a_frozen_leaf_and_a_gradient_that_is_nan():
     assert_same(mine["a"].detach(), before)
 
 
+def freezing(frozen=True):
+    return fo.chain(fo.freeze("b" if frozen else ()), fo.sgd(0.1, momentum=0.9))
+
+
+@each
+@pytest.mark.parametrize("make", [freezing, lambda: fo.with_schedule(lambda c: freezing(), c=1)])
+def test_what_the_recipe_freezes_does_not_climb(name, make):
+    uphill = {"rho": 0.1, **CLASSES[name][1]}
+    around = getattr(fo, name)
+    want, _ = purely(fo.chain(fo.freeze("b"), around(fo.sgd(0.1, momentum=0.9), **uphill)))
+    tx = around(make(), **uphill)
+    assert_same(purely(tx)[0], want)
+    step, p = fo.compile(tx), params()
+    state = tx.init(p)
+    for _ in range(5):
+        p, state = step(grad_fn(p), state, p, grad_fn=grad_fn)
+    assert_close(p, want, 1e-12)
+    mine = {k: torch.nn.Parameter(x) for k, x in params().items()}
+    opt = CLASSES[name][0](mine.items(), make, compile=False, **uphill)
+    step_object(mine, opt, 5)
+    assert_close(values(mine), want, 1e-12)
+
+
+def test_a_group_that_is_thawed_climbs():
+    want, _ = purely(RECIPES["sam"](), 1)
+    mine = {k: torch.nn.Parameter(x) for k, x in params().items()}
+    opt = adapters.SAM(mine.items(), freezing, rho=0.1, compile=False)
+    step_object(mine, opt)
+    opt.param_groups[0]["frozen"] = False
+    opt.load_state_dict({**opt.state_dict(), "state": {}})
+    with torch.no_grad():
+        for k, p in mine.items():
+            p.copy_(START[k])
+    step_object(mine, opt)
+    assert_close(values(mine), want, 1e-12)
+
+
 @pytest.mark.parametrize("given", [None, torch.tensor(1.0)])
 def test_a_step_of_the_object_needs_a_closure(given):
     with pytest.raises(RuntimeError, match=r"SAM needs the gradients at two points"):

@@ -154,6 +154,19 @@ def test_a_masked_method_for_residuals_needs_no_gradients():
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("params", [torch.zeros(2), {"a": torch.zeros(2), "b": torch.zeros(1)}])
+def test_a_vector_without_gradients_does_not_step(params):
+    tx = fo.flatten(fo.sgd(1.0, momentum=0.5))
+    g = fo.tree.map(torch.ones_like, params)
+    none, state = fo.tree.map(lambda p: None, params), tx.init(params)
+    for given in (g, none, none, g):
+        updates, state = tx.update(given, state, params)
+    assert_same(updates, fo.tree.map(lambda x: -1.5 * x, g))
+    if isinstance(params, dict):
+        with pytest.raises(ValueError, match="params and grads have different structures"):
+            tx.update(None, state, params)
+
+
 def test_a_vector_may_be_frozen():
     params = {"a": torch.zeros(2), "b": torch.zeros(1)}
     tx = fo.flatten(fo.chain(fo.freeze(), fo.sgd(0.1)))

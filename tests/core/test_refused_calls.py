@@ -412,7 +412,7 @@ KINDS: list[Any] = [
     (lambda: stepped(fo.commit_if(fo.sgd(0.1)), commit=W), r"commit must be .* of shape \(2,\)"),
     (lambda: stepped(fo.sam(fo.sgd(0.1)), grad_fn=W), "grad_fn must be a function.*got a Tensor"),
     # what is no transformation
-    (lambda: fo.chain(fo.adamw), "takes transformations, but got a function; call the factory"),
+    (lambda: fo.chain(fo.adamw), "takes a transformation, but got a function; call the factory"),
     (lambda: fo.chain(fo.sgd(), 0.1), "got a float"),
     (lambda: fo.compile(fo.adamw), r"compile takes a transformation, .* factory"),
     (lambda: fo.partition({"x": fo.adam}, {"*": "x"}), "call the factory"),

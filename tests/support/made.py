@@ -112,7 +112,7 @@ MADE: dict[str, list[Any]] = {
     "chain": [
         TX,
         fo.chain(fo.clip_by_global_norm(0.5), WHOLE),
-        fo.chain(fo.freeze("b"), WHOLE, fo.adam(0.1)),
+        fo.chain(fo.freeze("b"), WHOLE, fo.scale_by_adam()),
         fo.chain(),
     ],
     "clip_by_block_rms": [fo.clip_by_block_rms(0.5)],
