@@ -38,8 +38,8 @@ def cautious(
 
     Raises:
         ValueError: if eps is a number outside (0, 1], or tx has a learning rate, is a method that
-            returns complete steps, such as `lbfgs`, or has `master_weights` beside a transformation
-            of trees.
+            returns complete steps, such as `lbfgs`, or has `master_weights` next to a
+            transformation of trees.
         TypeError: if tx is not a transformation.
 
     Paper: Liang, Chen, Liu, Liu, "Cautious Optimizers: Improving Training with One Line of Code",
