@@ -45,7 +45,7 @@ def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_di
     unchanged.
     """
     check_dict(state_dict)
-    hooks = (
+    hooks: tuple[Any, ...] = (
         optimizer._optimizer_load_state_dict_pre_hooks,
         optimizer._optimizer_load_state_dict_post_hooks,
     )

@@ -135,8 +135,8 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
 class Flattened(Wrapped):
     """A transformation made by `flatten`: its leaves, and so those that it freezes, are others."""
 
-    def seen(self) -> list[Placement]:
-        return [x for x in super().seen() if not freezes(x)]
+    def _seen(self) -> list[Placement]:
+        return [x for x in super()._seen() if not freezes(x)]
 
 
 def _path(params: Any) -> AbstractContextManager[None]:

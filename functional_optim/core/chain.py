@@ -188,7 +188,7 @@ class Wrapped(base.GradientTransformation):
     def children(self) -> tuple[base.GradientTransformation, ...]:
         return (self.inner,)
 
-    def seen(self) -> list[Placement]:
+    def _seen(self) -> list[Placement]:
         """The rules inside, as a chain around it sees them."""
         found = [x.on(*self.choices) for x in _rules_of(self.inner)]
         return [x._replace(name=f"{self.name}.{x.name}") for x in found] if self.name else found
@@ -356,7 +356,7 @@ def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
         return [*tx.placements]
     if isinstance(tx, MixedChain):
         return [x for part in tx.parts for x in _rules_of(part)]
-    return tx.seen() if isinstance(tx, Wrapped) else [UNKNOWN]
+    return tx._seen() if isinstance(tx, Wrapped) else [UNKNOWN]
 
 
 def _check_order(parts: Sequence[base.GradientTransformation]) -> None:

@@ -210,7 +210,8 @@ def apart(new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
 def separate(slots: Sequence[Any], *given: Tensor) -> tuple[Any, ...]:
     """New slots, with copies of those that are expanded, or share the memory of a given gradient or
     parameter: later steps write to all of these in place."""
-    found = tuple([x.clone() if x is not None and any(x is y for y in given) else x for x in slots])
+    lent = [x is not None and any(x is y for y in given) for x in slots]
+    found = tuple([x.clone() if own else x for x, own in zip(slots, lent, strict=True)])
     if not found or modes.traced():
         return found
     places = set(map(_place, given)) - {0}
