@@ -342,10 +342,11 @@ class OptimizerBase(torch.optim.Optimizer):
         """
 
     def check_parameters(self, group: dict[str, Any]) -> None:
-        """Raise TypeError for an integer parameter that would be stepped."""
+        """Raise TypeError for an integer parameter, but for one of a quantized module."""
         names = group.get("param_names") or [str(i) for i in range(len(group["params"]))]
         pairs = zip(names, group["params"], strict=True)
-        base.check_params({x: p for x, p in pairs if self.steps_all or p.requires_grad})
+        every = self.steps_all
+        base.check_params({x: p for x, p in pairs if every or type(p) is Tensor or p.requires_grad})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as torch does.

@@ -407,4 +407,4 @@ def test_what_measures_by_itself_is_refused(inner):
     with pytest.raises(TypeError, match="consist of one-tensor rules"):
         fo.sharded_over(inner)
     with pytest.raises(TypeError, match="consist of one-tensor rules"):
-        fo.sharded_over(fo.chain(fo.adam(), inner))
+        fo.sharded_over(fo.chain(fo.scale_by_adam(), inner))

@@ -37,7 +37,7 @@ def test_the_examples_of_a_page_run(name: str, request: pytest.FixtureRequest) -
 
 def test_there_are_examples_to_run() -> None:
     counts = {name: len(snippets.blocks(page)) for name, page in PAGES.items()}
-    assert counts["README.md"] == 8
+    assert counts["README.md"] == 9
     for page in ("from_optax", "from_torch", "gotchas", "schedules"):
         assert counts[f"docs/{page}.md"] >= 5
 

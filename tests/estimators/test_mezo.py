@@ -132,20 +132,6 @@ def cubes(w):
     return (w**3).sum()
 
 
-READ_BELOW_PYTHON = {
-    "vmap": lambda w: torch.vmap(cubes)(w).sum(),
-    "grad": lambda w: torch.func.grad(cubes)(w).sum(),
-    "vjp": lambda w: torch.func.vjp(cubes, w)[0],
-    "jacrev": lambda w: torch.func.jacrev(cubes)(w).sum(),
-    "functionalize": lambda w: torch.func.functionalize(cubes)(w),
-    "script": lambda w: torch.jit.trace(cubes, (torch.zeros(3, 4),))(w),
-    "copy": lambda w: w.new_tensor(w).sum(),
-    "address": lambda w: torch.tensor(sum((ctypes.c_float * 12).from_address(w.data_ptr()))),
-}
-
-
-@pytest.mark.filterwarnings("ignore:To copy construct", "ignore:`torch.jit")
-@pytest.mark.parametrize("name", READ_BELOW_PYTHON)
 def clamped(p):
     p["w"].clamp_(-1, 1)
     return p["w"].sum()
@@ -165,6 +151,20 @@ def test_a_loss_that_writes_into_a_parameter_is_refused(est, loss):
         est.value_and_grad(loss)(est.init(params, seed=0), params)
 
 
+READ_BELOW_PYTHON = {
+    "vmap": lambda w: torch.vmap(cubes)(w).sum(),
+    "grad": lambda w: torch.func.grad(cubes)(w).sum(),
+    "vjp": lambda w: torch.func.vjp(cubes, w)[0],
+    "jacrev": lambda w: torch.func.jacrev(cubes)(w).sum(),
+    "functionalize": lambda w: torch.func.functionalize(cubes)(w),
+    "script": lambda w: torch.jit.trace(cubes, (torch.zeros(3, 4),))(w),
+    "copy": lambda w: w.new_tensor(w).sum(),
+    "address": lambda w: torch.tensor(sum((ctypes.c_float * 12).from_address(w.data_ptr()))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct", "ignore:`torch.jit")
+@pytest.mark.parametrize("name", READ_BELOW_PYTHON)
 @pytest.mark.parametrize(
     "est", [fo.mezo(eps=0.1), fo.spsa(c=0.1, batched=False)], ids=lambda e: e.name
 )
@@ -267,7 +267,7 @@ def test_steps_in_place_are_made_again_from_their_scalars():
     assert not torch.equal(before["0.weight"], params["0.weight"])
 
 
-def test_a_step_in_place_is_all_or_nothing(monkeypatch):
+def test_a_step_in_place_is_all_or_nothing(monkeypatch, pythons_own_handler):
     params = {name: torch.zeros(3) for name in "abc"}
     est = fo.mezo()
     _, state = est.measure(lambda p: sum((x - 1).square().sum() for x in p.values()))(
