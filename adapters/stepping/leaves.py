@@ -106,8 +106,8 @@ def _there(x: Tensor, device: torch.device) -> Tensor:
 
 def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:
     """Raise RuntimeError if a state has the slots of a rule in another format."""
-    older = [repr(key) for key in state if str(key).endswith(".seed")]
-    if older:
+    older = [repr(key) for key in state if str(key).endswith(".seed") and key not in keys]
+    if older and any(key.endswith("noise_key") for key in keys):
         raise RuntimeError(
             f"the state of parameter {name!r} has {', '.join(older)}, of a version in which "
             "add_noise had another state, which cannot be continued; replace the state of each "

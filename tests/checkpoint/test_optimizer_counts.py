@@ -1,6 +1,7 @@
 """The optimizer's own count of steps, which gates read, if no parameter had a gradient in each."""
 
 import copy
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -130,3 +131,23 @@ def test_noise_of_a_version_that_counted_its_own_steps_is_refused_by_the_step():
     opt.step()
     assert opt.state[w]["step"] == 7
     assert 0 < w.abs().max() < 1e-6
+
+
+class Seeded(NamedTuple):
+    seed: torch.Tensor
+
+
+def test_two_rules_of_a_user_may_have_a_seed():
+    def init(p):
+        return Seeded(torch.zeros_like(p))
+
+    def update(u, slots, p):
+        return u, Seeded(slots.seed + 1)
+
+    rules = [fo.leafwise(init, update, name=name) for name in "xy"]
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.Optimizer([w], lambda: fo.chain(*rules, fo.sgd(0.1)), compile=False)
+    for _ in range(2):
+        w.grad = torch.ones(2)
+        opt.step()
+    assert {"x.seed", "y.seed"} <= opt.state[w].keys()
