@@ -180,12 +180,13 @@ class TrainStep(Reconstructible):
         """Raise ValueError for leaves that are frozen as parameters of a module are, which autograd
         would respect and a step of trees does not."""
         rows = zip(tree.items(params), self._moving(params), strict=True)
-        moving = [(path, p.requires_grad) for (path, p), moves in rows if moves]
-        still = [path for path, wants in moving if not wants]
-        if still and len(still) < len(moving):
+        moving = [(path, p) for (path, p), moves in rows if moves]
+        marked = [x for x in moving if isinstance(x[1], torch.nn.Parameter)]
+        still = [path for path, p in marked if not p.requires_grad]
+        if still and any(p.requires_grad for _, p in moving):
             raise ValueError(
-                f"some leaves of params require gradients, and others, such as {still[0]!r}, do "
-                "not, but a step moves all of them; freeze these in the recipe, as by "
+                f"some parameters require gradients, and others, such as {still[0]!r}, do not, "
+                "but a step moves all of them; freeze these in the recipe, as by "
                 f"fo.freeze({still[0]!r}), or pass detached tensors, to train all."
             )
 
