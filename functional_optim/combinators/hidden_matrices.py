@@ -8,18 +8,7 @@ from typing import Any
 from functional_optim.combinators.as_matrix import ByPath
 from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
 
-EMBEDDINGS = (
-    "wte",
-    "wpe",
-    "tok",
-    "token",
-    "tokens",
-    "pos",
-    "position",
-    "positions",
-    "lut",
-    "shared",
-)
+EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
 """Names of embeddings that lack `embed` or `emb`: those of GPT-2 and the annotated transformer."""
 
 TOP = ("output", "classifier", "score", "fc", "cls", "logits", "to_logits", "qa_outputs", "heads")
@@ -55,6 +44,8 @@ def is_hidden_matrix(path: str, leaf: Any, shape: Sequence[int] | None = None) -
         return False
     if last.endswith(("token", "tokens")):
         return False
+    if holder == "shared" and all(name in WRAPPERS for name in modules[:-1]):
+        return False  # the embedding of T5 and BART
     top, layered = True, False
     for name in (*modules, last):
         if name in EMBEDDINGS or "embed" in name or name.startswith("emb") or name.endswith("emb"):

@@ -209,8 +209,10 @@ def with_rows(graph: Graph, places: Sequence[Place]) -> Graph:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    signs = x != 0 or math.copysign(1, x) == math.copysign(1, y)
-    return (x == y and signs) or (x != x and y != y)
+    if x != y:
+        return x != x and y != y
+    zeros = x == 0 and isinstance(x, (int, float)) and isinstance(y, (int, float))
+    return not zeros or math.copysign(1, x) == math.copysign(1, y)
 
 
 def laid_out(graph: Graph, sizes: Sequence[int]) -> Graph:

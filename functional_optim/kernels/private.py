@@ -131,13 +131,13 @@ _at_gradient = _found("torch._C._functorch.is_gradtrackingtensor") or _nothing
 def differentiated(x: torch.Tensor, *, forward: bool = False) -> bool:
     """Whether a torch.func.grad records x, possibly inside of a torch.vmap.
 
-    forward: whether also torch.func.jvp counts, and a gradient of other tensors.
+    forward: whether also torch.func.jvp counts, a gradient of other tensors, and autograd.
     """
     while _in_transform(x):
         if _at_gradient(x) and (forward or x.requires_grad):
             return True
         x = _inside(x)
-    return False
+    return forward and torch.is_grad_enabled() and x.requires_grad
 
 
 _transforms = _found("torch._C._functorch.get_dynamic_layer_stack_depth") or _nothing

@@ -18,7 +18,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import Reconstructible, factory
-from functional_optim.core.modes import transformed
+from functional_optim.core.modes import differentiable
 from functional_optim.core.storage import compute_dtype
 from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
 from functional_optim.linalg import eigh, tell_not_finite
@@ -408,7 +408,7 @@ def _followed(name: str, A: Tensor | None, Q: Tensor | None, *, ordered: bool = 
     tell_not_finite(name, finite)
     known = (finite & (trace > 0))[..., None, None]
     AQ, order = torch.where(known, A @ Q, Q), None
-    if transformed():  # a variant that is not chosen sees Q = 0, whose QR has no derivative
+    if differentiable(A):  # a variant that is not chosen sees Q = 0, whose QR has no derivative
         eye = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
         AQ = torch.where(Q.flatten(-2).any(-1)[..., None, None], AQ, eye)
     if ordered:

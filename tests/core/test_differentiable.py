@@ -308,6 +308,18 @@ def test_a_variant_that_is_not_chosen_leaves_slopes_alone(recipe):
     assert_slope(f, torch.tensor(0.95), torch.ones(()))
 
 
+@pytest.mark.parametrize("tx", [fo.adam(1e-2), fo.madgrad(1e-2)])
+def test_vmapped_steps_that_autograd_records_have_slopes(tx):
+    def one(g):
+        p = torch.zeros(3)
+        return tx.update(g, tx.init(p), p)[0]
+
+    g = torch.tensor([[1.0, 0.0, 2.0]] * 2, requires_grad=True)
+    torch.vmap(one)(g).sum().backward()
+    assert g.grad is not None
+    assert g.grad.isfinite().all()
+
+
 def test_the_norm_of_gradients_that_are_0_has_a_slope():
     tx = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.1))
     slopes = torch.func.grad(lambda p: tx.update(0 * p, tx.init(p), p)[0].sum())(torch.ones(3))
