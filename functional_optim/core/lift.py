@@ -292,9 +292,10 @@ def check_trees(
     """Raise an error unless gradients and slots match the parameters."""
     base.check_grads(params, grads)
     known = list(zip(tree.items(params), tree.rows(params, grads), strict=True))
-    for placement, keys in zip(placements, layout.slots, strict=True):
+    routes = [route(tuple(placements), path, p) or () for (path, p), _ in known]
+    for i, (placement, keys) in enumerate(zip(placements, layout.slots, strict=True)):
         # rules without a common leaf may have slots of the same name
-        acts = [chosen(placement.where, path, p) for (path, p), _ in (known if keys else ())]
+        acts = [i in places for places in routes]
         away = placement.rule.storage.home is not None
         for k, key in enumerate(keys):
             of = (
@@ -312,7 +313,7 @@ def check_trees(
             ]
             tree.check_same(*of, shapes=alike)
             for ((path, p), (_, g)), (_, slot), own in zip(known, rows, alike, strict=True):
-                if own and g is not None and slot is not None:
+                if own and g is not None:
                     base.check_slot(path, key, slot, p, away=away)
 
 

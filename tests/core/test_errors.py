@@ -119,6 +119,12 @@ def test_updates_are_not_broadcast_in_a_trace(shape):
         (fo.dynamic_loss_scale(fo.sgd()), fo.sgd().init(W), ValueError, "this chain's own init"),
         (fo.adam(), fo.EmptyState(), TypeError, "state of type EmptyState; pass the .* own init"),
         (
+            fo.adam(),
+            fo.chain(fo.freeze("w"), fo.adam()).init(W),
+            TypeError,
+            "'exp_avg' of parameter 'w' is a NoneType",
+        ),
+        (
             fo.chain(opaque(), fo.sgd()),
             fo.chain(opaque(), opaque(), fo.sgd()).init(W),
             ValueError,
