@@ -107,8 +107,7 @@ def single(comparison: Comparison, name: str, tasks: Sequence[Task], path: Path)
                 subs = (1, 2, 5) if high > 3 * low else (1, 1.5, 2, 2.5, 3, 4, 5, 7)
                 axes.yaxis.set_major_locator(LogLocator(subs=subs))
                 axes.yaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.minorticks_off()  # of small panels, where they take half of the time
         for axes in [*panels]:
             axes.set_axis_off()
         figure.axes[0].legend()
