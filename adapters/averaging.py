@@ -14,7 +14,7 @@ from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.loading import TRAINING
 from functional_optim.combinators.averaging import from_average, to_average
 from functional_optim.combinators.master_weights import cells_of
-from functional_optim.core import base
+from functional_optim.core import base, sharding
 from functional_optim.core.cells import WEIGHT_SLOTS
 from functional_optim.kernels.interrupts import held
 
@@ -80,13 +80,14 @@ class AveragingOptimizer(Optimizer):
         late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
         states = [(p, self.state.get(p) or {}) for group in late for p in group["params"]]
         averaged = [
-            (p, z, float(_entry(mine, "average_share")), _entry(mine, *WEIGHT_SLOTS))
+            (p, z, _entry(mine, *WEIGHT_SLOTS), float(_entry(mine, "average_share")))
             for p, mine in states
             if (z := _entry(mine, "z", "z.bfloat16")) is not None
         ]
 
         def replace() -> None:
-            for p, z, share, low in averaged:  # one by one: a model has no room for a second one
+            for *tensors, share in averaged:  # one by one: a model has no room for a second one
+                p, z, low = map(sharding.shard, tensors)  # DTensors do not shift bits
                 if low is None or p.dtype is not torch.bfloat16:
                     p.copy_(other(p, z.to(p.device), share))
                     continue

@@ -334,6 +334,8 @@ class OptimizerBase(torch.optim.Optimizer):
                 if mine is not None and p.requires_grad:
                     check_views(mine.placements, p, name)
             check_parts(tx.placements, named(group))
+        elif self.keeps_trees:
+            base.check_params(dict(named(group)))
 
     def _check_keys(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an unused hyperparameter of a new group.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -85,7 +84,6 @@ class SAM(Optimizer):
     tries_points = True
     around: ClassVar[Callable[..., SharpnessAware]] = staticmethod(fo.sam)
     uphill: ClassVar[tuple[str, ...]] = ("rho",)
-    _found: tuple[list[Any], list[Tensor]] = [], []
 
     def __init__(
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.05, *,
@@ -133,13 +131,8 @@ class SAM(Optimizer):
         return type(self).around(fo.identity(), **{name: first[name] for name in self.uphill})
 
     def _moving(self) -> list[Tensor]:
-        """The parameters that the recipes do not freeze; found again after a change of a group."""
-        now = [x for group in self.param_groups for x in (*group["params"], *group.values())]
-        known, moving = self._found
-        if len(now) != len(known) or not all(map(operator.is_, now, known)):
-            moving = [p for group in self.param_groups for p in self._moving_in(group)]
-            self._found = now, moving
-        return moving
+        """The parameters that the recipes do not freeze."""
+        return [p for group in self.param_groups for p in self._moving_in(group)]
 
     def _moving_in(self, group: dict[str, Any]) -> list[Tensor]:
         tx = self.checked_transform(group, in_step=True)

@@ -300,7 +300,8 @@ def _check_parameter(
     expected = {*carried, *tx.layout.keys}
     unknown = found.keys() - expected - {"step", STEPS}
     other = other or any(str(key).split(".")[-1] in WEIGHT_SLOTS for key in unknown)
-    if (expected and expected.isdisjoint(found)) or (other and unknown):
+    here = {*carried, *needed}  # without slots that are None for this parameter
+    if (here and here.isdisjoint(found)) or (other and unknown):
         keeps = f"{type(optimizer).__name__} keeps {sorted(expected)}"
         return [f"{{}} has the slots {sorted(map(str, found))}, but {keeps}"]
     if optimizer.counts_steps and "step" in found:

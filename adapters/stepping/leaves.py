@@ -5,6 +5,7 @@ Entries that a step adds to the states before it writes are removed again if the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -278,7 +279,7 @@ def signature(
     An optimizer without a step count, such as torch's SGD, only knows whether it is the first step.
     """
     time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
-    if not time >= 0:  # or NaN
+    if not 0 <= time < math.inf:  # or NaN
         raise ValueError(
             f"'step' in the state of parameter {leaf.name!r} is {time}; put the number of "
             "finished steps there, or delete the entry, and it begins again."

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.checkpoint.lookup import get, keys
-from functional_optim.core import base, randomness
+from functional_optim.core import base, randomness, sharding
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.cells import WEIGHT_SLOTS, Bfloat16, Compensated, Split
 from functional_optim.core.codecs import InBlocks
@@ -132,7 +132,9 @@ def master_weights(
 def _with_wide_slots(placement: Placement) -> Placement:
     """The same rule with float32 slots for a bfloat16 parameter: they belong to its weight."""
     init = placement.rule.init
-    return placement if init is None else placement.initialized(partial(_wide_init, init))
+    if init is None or placement.rule.draws:  # whose slot is a key, made from the path
+        return placement
+    return placement.initialized(partial(_wide_init, init))
 
 
 def _wide_init(init: Callable[[Tensor], Any], p: Tensor) -> Any:
@@ -173,12 +175,9 @@ def full_weights(params: Any, state: Any) -> Any:
                 f"the parameter {path!r} has shape {tuple(p.shape)}, but the state keeps bits for "
                 f"one of shape {tuple(kept.shape)}; pass the state of these parameters."
             )
-        return cells_of(kept).decode((p, kept.to(p.device)))
-
-    def in_object(path: str, p: Tensor) -> Tensor:
-        own = state.state.get(p) or {}
-        kept = [x for key, x in own.items() if str(key).rpartition(".")[2] in WEIGHT_SLOTS]
-        return joined(path, p, kept[0] if kept else None)
+        own, low = sharding.part(p), sharding.part(kept)  # DTensors do not shift bits
+        found = cells_of(low).decode((own, low.to(own.device)))
+        return sharding.from_part(found, p) if sharding.is_sharded(p) else found
 
     base.check_params(params)
     if isinstance(state, dict) and any(isinstance(x, Tensor) for x in state):
@@ -187,7 +186,8 @@ def full_weights(params: Any, state: Any) -> Any:
             "itself: full_weights(params, optimizer)."
         )
     if isinstance(state, torch.optim.Optimizer):
-        return tree.map_with_path(in_object, params)
+        found = _in_object(state)
+        return tree.map_with_path(lambda path, p: joined(path, p, found.get(p)), params)
     if not keys(state, "step"):
         raise TypeError(
             "full_weights needs the state of a transformation, or an optimizer object, but got a "
@@ -200,6 +200,21 @@ def full_weights(params: Any, state: Any) -> Any:
             tree.check_same(params, slot, "params", f"the slot {key!r} of the state", advice)
             params = tree.map_with_path(joined, params, slot)
     return params
+
+
+def _in_object(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
+    """What an optimizer object keeps of each weight: with it, or in the tree of its group."""
+    found: dict[Tensor, Tensor] = {}
+    for group in optimizer.param_groups:
+        params = group["params"]
+        for name, p in zip(group.get("param_names") or range(len(params)), params, strict=True):
+            ends = tuple([f".{slot}" for slot in WEIGHT_SLOTS])
+            of_tree = tuple([f".{slot}.{name}" for slot in WEIGHT_SLOTS])
+            for owner, mine in ((p, ends), (params[0], of_tree)):
+                for key, x in (optimizer.state.get(owner) or {}).items():
+                    if f".{key}".endswith(mine):
+                        found.setdefault(p, x)  # snapshots come after it
+    return found
 
 
 def cells_of(kept: Tensor) -> Any:

@@ -235,7 +235,7 @@ def on_some(
         base.check_passed(params)
 
         def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
-            return u if acts(path, p) else g
+            return u if acts(path, p) else None if spared else g  # the spared are frozen
 
         if grads is None and not tx.reads_gradients:
             grads = tree.map(lambda _: None, params)
@@ -245,7 +245,7 @@ def on_some(
             totals = given_totals()
             if totals is not None:
                 totals.enter(tx.placements)
-            return grads, state
+            return tree.map_with_path(joined, params, grads, grads), state
         updates, state = tx.update(given, state, mine, **extra)
         return tree.map_with_path(joined, params, grads, updates), state
 
@@ -390,8 +390,10 @@ def _without(
         missing = [placement for placement in freezing if placement.where not in known]
         return Leafwise((*missing, *part.placements)) if missing else part
     places = tuple([placement.where for placement in freezing])
-    if isinstance(part, Wrapped) and part.spared == places:
-        return part
+    if isinstance(part, Wrapped):
+        known = [*part.spared, *[placement.where for placement in freezing_rules(part)]]
+        if all(place in known for place in places):
+            return part
 
     def acts(path: str, p: Tensor) -> bool:
         return not any(chosen(where, path, p) for where in places)

@@ -441,7 +441,7 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     The last of the leaf's numbers are the result of that rule's `before`.
     """
     if leaf.g.layout is not torch.strided:
-        _, leaf = rows_of(placements, leaf)
+        _, leaf = rows_of(placements, leaf._replace(slots=leaf.slots[: len(placements)]))
     _, p, slots, numbers, *_ = leaf
     k = len(placements) - 1
     rule, own, lookback = placements[k].rule, numbers[k], placements[k].lookback

@@ -83,7 +83,8 @@ def compile(
             with `donate`, also if two parameters or slots that have gradients share memory, even in
             part.
         RuntimeError: from the step, if `strict` and it cannot be compiled; if it is captured
-            without `capturable`, or before a step that compiled its kernels.
+            without `capturable`, or before a step that compiled its kernels; with `donate`, if
+            `torch.func.grad` differentiates the step.
 
     Example::
 
@@ -143,10 +144,10 @@ class Step(Reconstructible):
         new_params, new_state = stepped(self.tx, grads, state, params, extra)
         if not self.donate:
             return new_params, new_state
-        if modes.transformed() and not torch.compiler.is_compiling():
-            _check_no_derivative((new_params, new_state))
         if modes.transformed() and not isinstance(self.tx, Leafwise):
             return new_params, new_state  # a tensor may be shared by a batch
+        if modes.transformed() and not torch.compiler.is_compiling():
+            _check_no_derivative((new_params, new_state))
 
         def write() -> tuple[Any, Any]:
             if isinstance(self.tx, Leafwise):  # whose state has separate memory
@@ -166,8 +167,8 @@ def _check_no_derivative(results: Any) -> None:
     if any(map(differentiated, tree.leaves(results))):
         raise RuntimeError(
             "a compiled step inside torch.func.grad writes into its arguments, which has no "
-            "derivative; pass donate=False to fo.compile, or detach parameters, gradients and "
-            "hyperparameters before the step."
+            "derivative; pass donate=False to fo.compile or compile_train_step, or detach "
+            "parameters, gradients and hyperparameters before the step."
         )
 
 

@@ -40,7 +40,7 @@ class PerTensorExecutor(Executor):
         cast = Caster(scalars.numbers)
         found = []
         for i in self.members:
-            p, g = self._before(i), densified(scalars.placements, grads[i])
+            p, g = self._before(i), densified(self.group.placements, grads[i])
             found.append(measure(scalars.placements, self._leaf(i, g, p, cast)))
         return found
 

@@ -17,9 +17,11 @@ from functional_optim import kernels, numeric, tree
 from functional_optim.checkpoint.lookup import get, keys
 from functional_optim.combinators.sharpness import SamState
 from functional_optim.core import base, memory, modes
+from functional_optim.core.chain import freezing_rules
 from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
+from functional_optim.core.paths import chosen
 from functional_optim.engine.compile import compile as compile_update
 
 Loss = Callable[..., Any]
@@ -52,8 +54,9 @@ def compile_train_step(
         has_aux: `loss_fn` returns `(loss, aux)`, and the step `params, state, loss, aux`. Buffers,
             such as those of batch norm, go in as a part of the batch and come out so.
         accumulate: into how many micro-batches of equal size each tensor of a batch is cut along
-            its first dimension, ≥ 1. Their gradients are summed in place; the step is that of the
-            mean of their losses, which is returned. `aux` is then a tuple, one for each.
+            its first dimension, ≥ 1; all have the same size there. Their gradients are summed in
+            place; the step is that of the mean of their losses, which is returned. `aux` is then a
+            tuple, one for each.
         donate: write into the tensors of `params` and `state`, as in `fo.compile`.
         strict: raise a RuntimeError, or torch.compile's own error, where the loss is not one graph
             or the update cannot be compiled. False (the default) falls back to what works.
@@ -71,8 +74,8 @@ def compile_train_step(
         TypeError: if loss_fn or tx is something else; from the step, if loss_fn returns no real
             0-dim tensor, or an extra argument that tx needs is missing.
         ValueError: if accumulate is no positive whole number; from the step, if a batch cannot be
-            cut, the loss depends on none of the parameters that tx updates, or a loss scale is that
-            of some parameters only.
+            cut, the loss depends on none of the parameters that tx updates, parameters of a module
+            are frozen there and not in tx, or a loss scale is that of some parameters only.
 
     Example::
 
@@ -179,8 +182,12 @@ class TrainStep(Reconstructible):
     def _check_frozen(self, params: Any) -> None:
         """Raise ValueError for leaves that are frozen as parameters of a module are, which autograd
         would respect and a step of trees does not."""
-        rows = zip(tree.items(params), self._moving(params), strict=True)
-        moving = [(path, p) for (path, p), moves in rows if moves]
+        places = [x.where for x in freezing_rules(self.tx)]
+        moving = [
+            (path, p)
+            for path, p in tree.items(params)
+            if not any(chosen(where, path, p) for where in places)
+        ]
         marked = [x for x in moving if isinstance(x[1], torch.nn.Parameter)]
         still = [path for path, p in marked if not p.requires_grad]
         if still and any(p.requires_grad for _, p in moving):
@@ -405,9 +412,14 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
     return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
 
 
+def _has_tensors(mapping: Mapping[Any, Any]) -> bool:
+    return any(isinstance(x, Tensor) for x in mapping.values())
+
+
 def _check_batch(leaves: list[Any], parts: int) -> None:
     """Raise ValueError for tensors of other samples, and for tensors in an unknown container."""
-    whole = [x for x in leaves if isinstance(x, Mapping) or type(x).__name__ == "ndarray"]
+    whole = [x for x in leaves if type(x).__name__ == "ndarray" and x.ndim]
+    whole += [x for x in leaves if isinstance(x, Mapping) and _has_tensors(x)]
     if whole:
         raise ValueError(
             f"accumulate={parts} cuts the tensors of a batch, but not those in a "

@@ -52,9 +52,10 @@ def _in_a_fork() -> None:
     """Begin without the builds of the parent, one of whose other threads may hold the lock."""
     global _lock
     _lock = threading.RLock()
-    for pending in set(_pending.values()):
+    begun = set(_pending.values())
+    _pending.clear()  # also if a lock is being taken, and cannot be closed
+    for pending in begun:
         pending.locks.close()
-    _pending.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -324,11 +324,9 @@ class SweepRuns:
         return torch.cat(rows)[: len(values)]
 
     def _check_pure(self) -> None:
-        """Raise an error if the loss modifies other tensors, which only vmap refuses."""
-        one = tree.map(lambda p: p[None], self.params)
-        slope = torch.func.grad(self.loss_fn, has_aux=self.has_aux)
+        """Raise an error if the loss modifies other tensors, which only torch.func refuses."""
         try:
-            torch.vmap(lambda p: slope(p, *self.batches[0]), randomness="same")(one)
+            torch.func.grad(self.loss_fn, has_aux=self.has_aux)(self.params, *self.batches[0])
         except Exception as error:
             _refuse(error, 1)
 

@@ -362,6 +362,17 @@ def test_a_chain_ignores_leaves_that_a_part_of_it_freezes_inside(inside):
     assert [part.spared[1:] for part in tx.parts[1:]] == [(), ()]
 
 
+@pytest.mark.parametrize("inside", TREES)
+def test_what_a_tree_freezes_inside_a_chain_of_trees_stays(inside):
+    half = fo.GradientTransformation(
+        lambda p: fo.EmptyState(), lambda g, s, p=None: (fo.tree.map(lambda x: 0.5 * x, g), s)
+    )
+    frozen = TREES[inside](fo.chain(fo.freeze("b"), fo.sgd(1.0)))
+    for tx in (fo.chain(frozen, half), fo.chain(half, frozen)):
+        updates, _ = tx.update(PAIR, tx.init(PAIR), PAIR)
+        assert_close(updates, {"a": -0.5 * PAIR["a"], "b": None}, 1e-6)
+
+
 def test_a_vector_freezes_none_of_the_leaves_around_it():
     frozen = fo.freeze(lambda path, p: path == "b")
     tx = fo.chain(fo.flatten(fo.chain(frozen, fo.sgd(1.0))), fo.scale(2.0))

@@ -228,6 +228,27 @@ def test_gradients_pass_the_rounding():
         assert torch.equal(by_p, torch.ones_like(by_p))
 
 
+ALONE = {
+    "sgd": lambda: fo.master_weights(fo.sgd(1e-3)),
+    "in a tree": lambda: fo.keep_snapshots(fo.master_weights(fo.sgd(1e-3))),
+    "scheduled": lambda: fo.with_schedule(lambda lr: fo.master_weights(fo.sgd(lr)), lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("recipe", ALONE.values(), ids=ALONE)
+def test_weights_of_two_dtypes_are_found_and_loaded(recipe):
+    """Also where bfloat16 has the only slot, and where a group's state is one tree."""
+    made = [torch.nn.Parameter(torch.ones(3, dtype=x)) for x in (torch.float32, torch.bfloat16)]
+    opt = adapters.Optimizer(made, recipe, compile=False)
+    for _ in range(2):
+        for p in made:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        adapters.Optimizer(made, recipe).load_state_dict(through_file(opt.state_dict()))
+        both = fo.full_weights(made, opt)
+        assert_close(both[1], both[0], 1e-6)
+
+
 def test_kinds_are_not_taken_for_each_other():
     params, grads = params_and_grads(1)
     grads = [{k: x.bfloat16() for k, x in grads[0].items()}]

@@ -192,6 +192,24 @@ def test_what_the_recipe_freezes_does_not_climb(name, make):
     assert_close(values(mine), want, 1e-12)
 
 
+def test_a_list_of_frozen_leaves_may_be_edited_in_place():
+    """The steps saw it, and the ascent did not."""
+    mine, held = [{k: torch.nn.Parameter(x) for k, x in params().items()} for _ in range(2)]
+
+    def make(fixed=()):
+        return fo.chain(fo.freeze(tuple(fixed)), fo.sgd(0.1))
+
+    opt = adapters.SAM(mine.items(), make, rho=0.1, compile=False, fixed=[])
+    step_object(mine, opt)
+    opt.param_groups[0]["fixed"].append("b")
+    for k, p in mine.items():
+        held[k].data.copy_(p.data)
+    step_object(mine, opt)
+    other = adapters.SAM(held.items(), make, rho=0.1, compile=False, fixed=("b",))
+    step_object(held, other)
+    assert_same(values(mine), values(held))
+
+
 def test_a_group_that_is_thawed_climbs():
     want, _ = purely(RECIPES["sam"](), 1)
     mine = {k: torch.nn.Parameter(x) for k, x in params().items()}

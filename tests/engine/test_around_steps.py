@@ -195,9 +195,9 @@ def test_a_gradient_of_torch_func_goes_through_a_step(step):
     assert_close(torch.func.grad(lambda w: step(w).square().sum())(w), w / 2, EXACT)  # to w / 2
 
 
-def in_place(lr, w):
+def in_place(lr, w, around=lambda tx: tx):
     """The sum of the parameters after a step into a copy of them."""
-    tx, p = fo.sgd(lr=lr), w.clone()
+    tx, p = around(fo.sgd(lr=lr)), w.clone()
     return fo.compile(tx)(torch.ones_like(w), tx.init(p), p)[0].sum()
 
 
@@ -214,6 +214,8 @@ def test_a_step_in_place_says_that_it_has_no_derivative():
             RuntimeError, match=r"has no derivative; pass donate=False to fo\.compile"
         ):
             torch.func.grad(f)(x)
+    whole = lambda lr: in_place(lr, w, fo.flatten)  # noqa: E731 a step of trees is not in place
+    assert torch.func.grad(whole)(lr) == -3
     _, tangent = torch.func.jvp(lambda lr: in_place(lr, w), (lr,), (torch.ones_like(lr),))
     assert tangent == -3
     assert torch.func.grad(lambda x: x * in_place(lr, w))(lr) == 2.25  # of constants

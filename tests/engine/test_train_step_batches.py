@@ -2,6 +2,7 @@
 
 from collections import UserDict
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +33,13 @@ def test_a_batch_that_micro_batches_would_not_share_is_refused(batch, says):
         fo.compile_train_step(loss_fn, tx, accumulate=4, compile=False)(p, tx.init(p), *batch)
 
 
+def test_mappings_and_arrays_without_tensors_are_in_each_part():
+    p, tx = {"w": torch.zeros(4, 4)}, fo.sgd(1e-3)
+    step = fo.compile_train_step(loss_fn, tx, accumulate=4, compile=False)
+    batch = (X, Y, 1.0, UserDict(scale=2.0), np.float32(1.0), np.ones(()))
+    assert step(p, tx.init(p), *batch)[0]["w"].any()
+
+
 def test_what_belongs_to_all_samples_is_closed_over():
     moved = []
     for parts in (1, 4):
@@ -57,7 +65,9 @@ def test_leaves_that_a_module_has_frozen_must_be_frozen_in_the_recipe():
     tx = fo.sgd(0.1)
     with pytest.raises(ValueError, match=r"such as '0\.bias', do not.*freeze\('0\.bias'\)"):
         fo.compile_train_step(loss, tx, compile=False)(p, tx.init(p), X)
-    tx = fo.chain(fo.freeze("0.*"), fo.sgd(0.1))
-    before = {name: x.clone() for name, x in p.items()}
-    p, *_ = fo.compile_train_step(loss, tx, compile=False)(p, tx.init(p), X)
-    assert [torch.equal(p[name], x) for name, x in before.items()] == [True, True, False, False]
+    frozen = fo.chain(fo.freeze("0.*"), fo.sgd(0.1))
+    whole = fo.chain(fo.freeze("0.*"), fo.flatten(fo.sgd(0.1)))
+    for tx in (frozen, whole, fo.sam(frozen)):
+        before = {name: x.clone() for name, x in p.items()}
+        p, *_ = fo.compile_train_step(loss, tx, compile=False)(p, tx.init(p), X)
+        assert [torch.equal(p[name], x) for name, x in before.items()] == [True, True, False, False]

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import assert_same, clone
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -149,6 +150,18 @@ def test_a_loss_that_writes_into_a_parameter_is_refused(est, loss):
     params = {"w": torch.arange(3.0)}
     with pytest.raises(RuntimeError, match="writes into a parameter inside the loss"):
         est.value_and_grad(loss)(est.init(params, seed=0), params)
+
+
+@pytest.mark.parametrize("est", [fo.mezo(), fo.spsa(batched=False)], ids=lambda e: e.name)
+def test_an_embedding_may_limit_the_norms_of_the_rows_that_it_reads(est):
+    ids = torch.tensor([0, 2])
+
+    def found(of):
+        params = {"w": torch.arange(6.0).view(3, 2)}
+        loss = lambda p: F.embedding(ids, of(p["w"]), max_norm=0.5).sum()  # noqa: E731
+        return est.value_and_grad(loss)(est.init(params, seed=0), params)[:2]
+
+    assert_same(found(lambda w: w), found(torch.clone))
 
 
 READ_BELOW_PYTHON = {

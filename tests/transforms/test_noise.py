@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from gpu.drivers import Host, installed
-from helpers import assert_close, assert_same, run, through_file
+from helpers import assert_close, assert_same, clone, run, through_file
+from ways import by_eager_object, by_function, by_object, by_update
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -230,6 +231,33 @@ def test_an_ensemble_has_a_seed_for_each_member():
     for i, seed in enumerate(seeds.tolist()):
         assert_close((together[0][i], together[1][i]), two_steps(seed), 1e-15)
     assert (together[0][0] - together[0][1]).abs().max() > 0.1
+
+
+def test_master_weights_leave_the_noise_of_each_path_as_it_is():
+    """All weights had the same, since the path was lost."""
+    params = {name: torch.zeros(9, dtype=torch.bfloat16) for name in ("a", "b")}
+    plain, wide = fo.noisy_sgd(seed=3), fo.master_weights(fo.noisy_sgd(seed=3))
+    state = wide.init(params)
+    assert_same(state.slots["noise_key"], plain.init(params).slots["noise_key"])
+    found = []
+    for grads in (params, {name: x.to_sparse() for name, x in params.items()}):
+        updates, after = wide.update(grads, state, params)
+        found.append(fo.full_weights(fo.apply_updates(params, updates), after))
+    assert_same(*found)
+    assert not torch.equal(found[0]["a"], found[0]["b"])
+
+
+@pytest.mark.parametrize("first", [fo.clip_by_global_norm(1e9), fo.apply_if_finite])
+def test_a_sparse_gradient_with_noise_may_be_measured_before(first):
+    def recipe():
+        noise = fo.noisy_sgd(seed=3)
+        return first(noise, 3) if first is fo.apply_if_finite else fo.chain(first, noise)
+
+    params = {"w": torch.zeros(4, 2)}
+    grads = [{"w": torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (4, 2))}]
+    expected = by_update(recipe(), clone(params), grads)[0]
+    for way in (by_function, by_object, by_eager_object):
+        assert_close(way(recipe(), clone(params), grads)[0], expected, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

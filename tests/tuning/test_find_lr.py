@@ -315,6 +315,14 @@ def test_batch_norm_is_refused_and_the_advice_works():
     branches = lambda lr: fo.sgd(lr) if lr > 0.05 else fo.adam(lr)  # noqa: E731
     with pytest.raises(RuntimeError, match="modifies a tensor that is not in params"):
         sweep(branches, loss_fn=loss_of(net), params=dict(net.named_parameters()))
+
+    # nor where the loss reads a value, which vmap does not allow
+    def reads(p, x, y):
+        factor = 1.0 if min(w.min() for w in p.values()) > 0 else 2.0
+        return factor * loss_of(net)(p, x, y)
+
+    with pytest.raises(RuntimeError, match="modifies a tensor that is not in params"):
+        sweep(loss_fn=reads, params=dict(net.named_parameters()))
     assert_close(net.state_dict(), before, 0.0)
     other = torch.func.replace_all_batch_norm_modules_(copy.deepcopy(net))
     found = sweep(loss_fn=loss_of(other), params=dict(other.named_parameters()))
