@@ -99,7 +99,9 @@ def muon_adamw(
     """
     labels = ("muon", "adamw")
     tell = HiddenMatrices("muon_adamw", labels, muon, adamw)
-    known = views_of("muon_adamw", views or {}, lambda path, p: tell(path, p) == "muon")
+    known = views_of(
+        "muon_adamw", {} if views is None else views, lambda path, p: tell(path, p) == "muon"
+    )
     choice = HiddenMatrices("muon_adamw", labels, muon, adamw, known)
     hidden = _muon(
         lr, weight_decay, momentum, nesterov, ns_coefficients, ns_eps, ns_steps,

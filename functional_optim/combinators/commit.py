@@ -70,7 +70,8 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
             like = grads if params is None else params
             if not tx.reads_gradients:
                 return tree.map(nothing, like), state
-            return tree.map(lambda x, g: None if g is None else nothing(x), like, grads), state
+            kinds = tree.map(_as_given, like, grads)  # of a sparse gradient, the update is sparse
+            return tree.map(nothing, kinds), state
         # NaN times the zero gradient of a selection would be a NaN in meta-gradients
         grads = tree.map(
             partial(on_values, lambda g: select(commit, g, torch.zeros_like(g))), grads
@@ -80,6 +81,13 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
         return updates, tree.map(lambda a, b: select(commit, a, b), new, state)
 
     return CommitIf(tx.init, update, tx)
+
+
+def _as_given(x: Any, g: Any) -> Any:
+    """What has the form of an update: none without a gradient, sparse if that is."""
+    if isinstance(g, Tensor) and g.layout is not torch.strided:
+        return g
+    return None if g is None else x
 
 
 def _nothing(like: Tensor) -> Tensor:

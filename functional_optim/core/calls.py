@@ -193,7 +193,8 @@ def _by_name(make: Callable[..., Any]) -> str:
     """The arguments that a function takes only by name, as in a call."""
     found = inspect.signature(make).parameters.values()
     own = [f"{x.name}=" for x in found if x.kind is x.KEYWORD_ONLY]
-    return ", ".join(["lr="] * any(x.kind is x.VAR_KEYWORD for x in found) + own)
+    hyper = any(x.kind is x.VAR_KEYWORD and x.name == "hyperparameters" for x in found)
+    return ", ".join(["lr="] * hyper + own)
 
 
 def explaining(init: Callable[..., None]) -> Any:

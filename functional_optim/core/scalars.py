@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NoReturn
@@ -155,8 +156,10 @@ class StepScalars:
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
         missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
         if missing:
-            known = base.extra_names(rule.scalars) if rule.scalars else ()
-            unread = ", ".join([x for x, _ in rule.hyper if x not in known])
+            takes = inspect.signature(rule.scalars).parameters.values() if rule.scalars else ()
+            every = any(x.kind is x.VAR_KEYWORD for x in takes)
+            known = [x.name for x in takes]
+            unread = ", ".join([x for x, _ in rule.hyper if not (every or x in known)])
             more = f" hyper lists {unread}, which scalars does not take." if unread else ""
             raise TypeError(
                 f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "

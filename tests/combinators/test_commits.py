@@ -300,3 +300,16 @@ def test_one_flag_is_that_of_all_inside(commit):
     params, _ = fo.compile(tx, donate=False)(w, tx.init(w), w, commit=commit)
     assert_same(params, fo.apply_updates(w, updates))
     assert params.tolist() == [0.5 if commit else 1.0] * 2
+
+
+@pytest.mark.parametrize("refused", [False, torch.tensor(False)])
+def test_a_refused_update_is_sparse_where_the_gradient_is(refused):
+    def sparse(*rows):
+        return torch.sparse_coo_tensor([list(rows)], torch.ones(len(rows)), (3,))
+
+    tx, w = fo.lookahead(fo.commit_if(fo.sgd(1.0)), sync_period=2), torch.zeros(3)
+    state = tx.init(w)
+    for g, commit in ((sparse(0, 1), True), (sparse(0), refused)):
+        updates, state = tx.update(g, state, w, commit=commit)
+        w = fo.apply_updates(w, updates)
+    assert w.tolist() == [-0.5, -1.0, 0.0]

@@ -123,3 +123,4 @@ def test_views_are_those_of_as_matrix():
         alone = fo.as_matrix(fo.muon(0.1, weight_decay=0.0, ns_dtype=torch.float64), **view)
         p, g = params[name], grads[name]
         torch.testing.assert_close(u[name], alone.update(g, alone.init(p), p)[0], rtol=0, atol=0)
+    assert fo.muon_adamw(views=torch.compile(torch.nn.Linear(2, 2)))  # which has no length

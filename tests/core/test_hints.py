@@ -40,6 +40,8 @@ SAYS = {
         lambda: adapters.Optimizer(MODEL.parameters(), fo.adamw, 1e-3),
         "but 4 were given; pass the others by name: lr=, compile=, stored=, capturable=.",
     ),
+    "positions": (lambda: fo.leafwise(None, None, None, None), "by name: reduce=, before=, "),
+    "value": (lambda: fo.momo().update(W, fo.momo().init(W), W), "of step(closure) as value."),
     "mask": (lambda: fo.add_decayed_weights(0.1, "w"), "by name: independent=, mask=."),
     "decay": (lambda: fo.add_decayed_weights(-0.1), "and independent=True after a learning rate."),
     "stored": (

@@ -182,7 +182,7 @@ def lbfgs(
             very first step it is multiplied by min(1, 1 / |g|₁). A number or a 0-dim tensor.
         max_iter: iterations in one update.
         max_eval: evaluations in one update, including the one passed as `value`; a line search may
-            use one more, and needs 2 to move. Default 1.25 max_iter.
+            use one more, and may not move with 1. Default 1.25 max_iter.
         tolerance_grad: stop when no element of the gradient is larger.
         tolerance_change: stop when a step, or the change of the value, is smaller.
         history_size: number of pairs to store, ≥ 1. Default 100, torch's; 5 to 20 are usual.
@@ -239,8 +239,8 @@ def lbfgs(
     numeric.check_count("lbfgs", 0, max_eval=most)
     if line_search_fn and most == 1 and not torch.compiler.is_compiling():
         kernels.warn_once(
-            "lbfgs with max_eval=1 (the default of max_iter=1) does not move, since a line search "
-            "needs more evaluations; pass max_iter=1, max_eval=25 for one iteration in each update",
+            "lbfgs with max_eval=1 (the default of max_iter=1) ends a line search after its first "
+            "try, and may not move; pass max_iter=1, max_eval=25 for one iteration in each update",
             UserWarning,
         )
     tolerances = (tolerance_grad, tolerance_change)
