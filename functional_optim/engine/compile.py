@@ -303,7 +303,7 @@ class FusedStep(Step):
         recording = torch.is_grad_enabled()
         try:  # as `base.unrecorded` does
             set_grad_enabled(False)
-            return self._by_kernels(grads, state, params, extra, given)
+            return self._by_kernels(grads, state, params, extra, plan, given)
         finally:
             set_grad_enabled(recording)
 
@@ -313,9 +313,11 @@ class FusedStep(Step):
         state: State,
         params: Any,
         extra: dict[str, Any],
+        plan: TreePlan | None,
         given: list[Tensor] | None,
     ) -> tuple[Any, State]:
-        """given: the gradients, if the plan holds."""
+        """plan: the last one, which another thread may replace. given: the gradients, if it
+        holds."""
         if extra:
             base.check_extra(extra, self.extra)
         if given is None and without_kernels(params):
@@ -325,7 +327,6 @@ class FusedStep(Step):
         if not self.donate:
             check(self.tx, grads, state, params)
             params, state = tree.map(memory.copied, params), tree.map(memory.copied, state)
-        plan = self.plan
         driven = plan is None or given is None or plan.guard.driven or torch.cuda.is_initialized()
         if driven and kernels.capturing():
             self._check_capture(given is not None)

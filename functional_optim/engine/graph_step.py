@@ -9,7 +9,7 @@ factories become inputs of the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -128,6 +128,17 @@ MOST = 256
 """Graphs that are kept for steps that may not exist yet."""
 
 
+class Seen(NamedTuple):
+    """The donated tensors of a step, where they are, and what follows: the kind of the trees, the
+    first places of each tensor, and whether a graph can write into all of them."""
+
+    kept: Sequence[Any] = ()
+    places: Sequence[int] = ()
+    look: Any = None
+    firsts: Any = None
+    writable: bool = False
+
+
 class WholeStep:
     """A step that is compiled as a whole; the pure update, with a warning, if that fails.
 
@@ -149,24 +160,21 @@ class WholeStep:
         self.plans = plans_of(tx)
         self.own: dict[Any, Variant] = {}
         self.tensors: dict[torch.device, list[list[Tensor]]] = {}
-        self.seen: list[Any] = []
-        self.places: list[int] = []
-        self.look: Any = None
-        self.firsts: Any = None
-        self.writable = False
+        self.seen = Seen()
 
     def __call__(
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
         """Step; `extra` are the extra arguments of update."""
-        leaves, look = self._look(grads, state, params)
+        leaves, look, seen = self._look(grads, state, params)
+        donated = (params, state, seen.firsts) if self.donate else None
         if any(isinstance(x, Tensor) and x.layout is not torch.strided for x in leaves):
-            return self._by_update(grads, state, params, extra)
+            return self._by_update(grads, state, params, extra, donated)
         if any(map(sharding.is_sharded, leaves)):
             if self.strict:
                 raise kernels.refusal(SHARED)
             kernels.warn_once(f"{SHARED}; the steps of this transformation run eagerly")
-            return self._by_update(grads, state, params, extra)
+            return self._by_update(grads, state, params, extra, donated)
         device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
         failure: Exception | None = None
         for i, plan in enumerate(self.plans):
@@ -180,19 +188,19 @@ class WholeStep:
                 if not variant.ran:
                     kernels.require_compiler(device)
                 args = self._numbers(device)[i], grads, state, params, given
-                if self.writable and variant.inside is None:
+                if seen.writable and variant.inside is None:
                     variant.inside = variant.try_writing(self.tx, *args)
-                if self.writable and variant.inside:
-                    held(variant.write, args[0], self._readable(grads), *args[2:])
+                if seen.writable and variant.inside:
+                    held(variant.write, args[0], _readable(grads, seen.kept), *args[2:])
                     return params, state
                 moved, new = variant(*args)
-                return self._settled(params, state, moved, new)
+                return _settled(donated, moved, new)
             except Exception as error:
                 if variant.ran and not kernels.is_compile_error(error):
                     raise
                 failure, variant.broken = error, True
         if failure is None:
-            return self._by_update(grads, state, params, extra)
+            return self._by_update(grads, state, params, extra, donated)
         # wrong arguments raise an error here
         found = stepped(self.tx, grads, state, params, extra)
         if self.strict:
@@ -202,20 +210,16 @@ class WholeStep:
             failure,
             "; the steps of this transformation run eagerly",
         )
-        return self._settled(params, state, *found)
+        return _settled(donated, *found)
 
     def _by_update(
-        self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
+        self, grads: Any, state: Any, params: Any, extra: dict[str, Any], donated: Any
     ) -> tuple[Any, Any]:
-        return self._settled(params, state, *stepped(self.tx, grads, state, params, extra))
+        return _settled(donated, *stepped(self.tx, grads, state, params, extra))
 
-    def _settled(self, params: Any, state: Any, moved: Any, new: Any) -> tuple[Any, Any]:
-        if not self.donate:
-            return moved, new
-        return held(written, params, state, moved, new, self.firsts)
-
-    def _look(self, grads: Any, state: Any, params: Any) -> tuple[list[Any], Any]:
-        """All tensors, and what a graph depends on besides the transformation.
+    def _look(self, grads: Any, state: Any, params: Any) -> tuple[list[Any], Any, Seen]:
+        """All tensors, what a graph depends on besides the transformation, and what is known of the
+        trees.
 
         Of a donated tree the tensors are those of the last step, so what they are like is known.
         """
@@ -223,26 +227,19 @@ class WholeStep:
         kept, structure = optree.tree_flatten(both)
         given, outline = optree.tree_flatten(grads)
         places = [x.data_ptr() for x in kept if memory.has_address(x)] if self.donate else []
-        same = len(kept) == len(self.seen) and all(map(is_, kept, self.seen))
-        if not same or places != self.places or (structure, outline) != self.look[:2]:
+        seen = self.seen  # which a step in another thread may replace
+        same = len(kept) == len(seen.kept) and all(map(is_, kept, seen.kept))
+        if not same or places != seen.places or (structure, outline) != seen.look[:2]:
             if self.donate:
                 self.check(grads, state, params)
             firsts = first_places(params, state)
-            self.look = (structure, outline, tuple(map(_kind, kept)), tuple(tree.leaves(firsts)))
-            self.firsts = firsts
-            self.places = places
-            self.seen = kept if self.donate else []
+            look = (structure, outline, tuple(map(_kind, kept)), tuple(tree.leaves(firsts)))
             own = self.donate and all(tree.leaves(firsts))
-            self.writable = own and all(map(can_be_written, kept))
-        look = (self.look, tuple(map(_kind, given)), torch.get_default_dtype())
-        return [*kept, *given], look
-
-    def _readable(self, grads: Any) -> Any:
-        """Gradients, copied if they overlap memory that is written."""
-        written = {x.untyped_storage().data_ptr() for x in self.seen}
-        return tree.map(
-            lambda g: g.clone() if g.untyped_storage().data_ptr() in written else g, grads
-        )
+            writable = own and all(map(can_be_written, kept))
+            seen = Seen(kept if self.donate else [], places, look, firsts, writable)
+            self.seen = seen
+        look = (seen.look, tuple(map(_kind, given)), torch.get_default_dtype())
+        return [*kept, *given], look, seen
 
     def _variant(self, plan: TracePlan, look: Any, params: Any, lifted: bool) -> Variant:
         key = (plan.key, lifted, look)
@@ -268,6 +265,21 @@ class WholeStep:
                 for plan in self.plans
             ]
         return found
+
+
+def _settled(donated: tuple[Any, Any, Any] | None, moved: Any, new: Any) -> tuple[Any, Any]:
+    """The results of a step. donated: parameters and state into which they are written, and the
+    first places of their tensors."""
+    if donated is None:
+        return moved, new
+    params, state, firsts = donated
+    return held(written, params, state, moved, new, firsts)
+
+
+def _readable(grads: Any, kept: Sequence[Any]) -> Any:
+    """Gradients, copied if they overlap memory that is written, that of the tensors kept."""
+    places = {x.untyped_storage().data_ptr() for x in kept}
+    return tree.map(lambda g: g.clone() if g.untyped_storage().data_ptr() in places else g, grads)
 
 
 def _number(x: Any, device: torch.device) -> Any:
