@@ -245,7 +245,7 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 def sqrt(x: Any) -> Any:
     """The square root, whose derivative at 0 is 0; NaN of a negative number."""
     if isinstance(x, Tensor):
-        x, null = float64(x), x == 0
+        null = (x := float64(x)) == 0
         return torch.where(null, x.detach(), x.masked_fill(null, 1.0).sqrt())
     return math.sqrt(x) if x >= 0 else math.nan
 

@@ -91,7 +91,7 @@ def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.Gradien
     if any(x.rule.storage.weight_codec is not None for x in tx.placements):
         raise ValueError(
             "cautious changes updates that master_weights has rounded for the parameters; put "
-            "master_weights around it, or leave it out."
+            "cautious around what comes before master_weights, or leave it out."
         )
     known = tx.extra
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, modes
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import MixedChain, Wrapped, check_moved, freezing_rules
+from functional_optim.core.chain import MixedChain, Wrapped, check_moved, freezing_rules, without
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, select, squares, unchanged
@@ -468,8 +468,7 @@ class WholeState(NamedTuple):
 def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
     """The same for a custom transformation of trees: it always runs, its result may be dropped."""
     known, reads = tx.extra, tx.reads_gradients
-    freezing = freezing_rules(tx)
-    gate = Leafwise((*freezing, *gate.placements)) if freezing else gate
+    gate = without(freezing_rules(tx), gate)
 
     def init(params: Any) -> WholeState:
         return WholeState(gate.init(params), tx.init(params))

@@ -44,7 +44,7 @@ def is_hidden_matrix(path: str, leaf: Any, shape: Sequence[int] | None = None) -
         return False
     if last.endswith(("token", "tokens")):
         return False
-    if holder == "shared" and all(name in WRAPPERS for name in modules[:-1]):
+    if modules[-1:] == ["shared"] and all(name in WRAPPERS for name in modules[:-1]):
         return False  # the embedding of T5 and BART
     top, layered = True, False
     for name in (*modules, last):

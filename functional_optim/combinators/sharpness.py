@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
-from functional_optim.core.chain import Wrapped, freezing_rules
+from functional_optim.core.chain import Wrapped, freezing_rules, without
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
@@ -34,8 +34,7 @@ class SharpnessAware(Wrapped):
     inner: base.GradientTransformation
 
     def __new__(cls, ascent: Leafwise, inner: base.GradientTransformation) -> SharpnessAware:
-        freezing = freezing_rules(inner)
-        ascent = Leafwise((*freezing, *ascent.placements)) if freezing else ascent
+        ascent = without(freezing_rules(inner), ascent)
 
         def init(params: Any) -> SamState:
             return SamState(ascent.init(params), inner.init(params))

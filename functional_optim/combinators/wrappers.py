@@ -12,13 +12,14 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import Wrapped, chain, each_placement, narrowed
+from functional_optim.core.chain import Wrapped, chain, each_placement, holds_custom, narrowed
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import leafwise
 from functional_optim.core.lift import freezes
 from functional_optim.core.ravel import Ravel
 from functional_optim.core.rule import Placement, Runs, select
 from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.core.totals import given_totals
 
 
 class LookaheadSlots(NamedTuple):
@@ -105,7 +106,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         tensor([0., 0., 0.])
     """
     base.check_transformation("flatten", tx, "flatten(adam())")
-    known, reads = tx.extra, tx.reads_gradients
+    known, reads, custom = tx.extra, tx.reads_gradients, holds_custom(tx)
 
     def init(params: Any) -> Any:
         flat = Ravel(params)
@@ -120,6 +121,11 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         given = flat.vector(grads) if tree.leaves(grads) else None
         if given is None and reads:
             base.check_grads(params, grads)
+            if custom:  # one written for a vector need not know None
+                totals = given_totals()
+                if totals is not None:
+                    totals.enter(tx.placements)
+                return tree.map(lambda p: None, params), state
         with _path(params):
             u, state = tx.update(given, state, flat.vector(params), **extra)
         if u is None:  # frozen

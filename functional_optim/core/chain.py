@@ -63,7 +63,7 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
     if len(parts) == 1:
         return parts[0]
     freezing = freezing_rules(*parts)
-    return MixedChain(tuple([_without(freezing, part) for part in parts] if freezing else parts))
+    return MixedChain(tuple([without(freezing, part) for part in parts] if freezing else parts))
 
 
 def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
@@ -314,7 +314,8 @@ def check_moved(grads: Any, updates: Any) -> None:
         updates,
         "gradients",
         "updates of the transformation inside",
-        "a transformation must return None for a leaf without a gradient",
+        "pass zeros for a leaf without a gradient, or freeze it; a custom transformation must "
+        "return None for it",
         shapes=False,
     )
 
@@ -359,19 +360,22 @@ def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
     return tx._seen() if isinstance(tx, Wrapped) else [UNKNOWN]
 
 
+def holds_custom(tx: base.GradientTransformation) -> bool:
+    """Whether a transformation of trees of which no rules are known is in it."""
+    return any(x.rule is UNKNOWN.rule for x in _rules_of(tx))
+
+
 def _check_order(parts: Sequence[base.GradientTransformation]) -> None:
     """Raise ValueError if parts change what must be last on a leaf, or have two learning rates."""
     rules = [(k, x) for k, part in enumerate(parts) for x in _rules_of(part) if not freezes(x)]
     names = rule_names([x for _, x in rules])
-    for (k, _), first in zip(rules, names, strict=True):
-        if not (first.master or first.after == "step"):
-            continue
-        pairs = zip(rules, names, strict=True)
-        later = [x for (j, _), x in pairs if j > k and not first.apart_from(x)]
+    known = list(zip([k for k, _ in rules], names, strict=True))
+    for k, first in known:
+        later = [x for j, x in known if j > k and not first.apart_from(x)]
         if first.master and later:
             raise ValueError(
-                "a transformation of trees comes after master_weights, whose update is "
-                "rounded for the parameters; put it before, or leave master_weights out."
+                f"{later[0].name or 'a transformation of trees'} comes after master_weights, whose "
+                "update is rounded for the parameters; put it before, or leave master_weights out."
             )
         if first.after == "step" and any(x.after != "step" for x in later):
             raise ValueError(
@@ -381,9 +385,7 @@ def _check_order(parts: Sequence[base.GradientTransformation]) -> None:
     check_rates(names)
 
 
-def _without(
-    freezing: tuple[Placement, ...], part: base.GradientTransformation
-) -> base.GradientTransformation:
+def without(freezing: tuple[Placement, ...], part: Any) -> Any:
     """A part of a chain without the leaves that the chain freezes."""
     if isinstance(part, Leafwise):
         known = [placement.where for placement in part.placements if freezes(placement)]

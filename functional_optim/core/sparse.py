@@ -10,9 +10,9 @@ from torch import Tensor
 
 from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
 from functional_optim.core.first_slots import init_slots
-from functional_optim.core.numbers import tensor_of
+from functional_optim.core.numbers import flat_numbers, tensor_of
 from functional_optim.core.recording import key_of
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, present
 from functional_optim.core.traits import graph_of, variants
@@ -85,14 +85,13 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
     Raises:
         RuntimeError: for a rule that needs all rows, or whose slots have others.
     """
-    name = next(
-        (x.name or "a rule" for x in placements if x.rule.runs.dense_only or x.rule.storage.codecs),
-        None,
-    )
+    name = next((x.name or "a rule" for x in placements if _needs_all(x.rule)), None)
     found = None if name else rows_of(placements, leaf)
     if found is not None:
         dims = leaf.g.sparse_dim()
-        key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims)
+        # a closed gate, or a decay of 0, hides that a norm is that of some rows
+        null = tuple([bool(tensor_of(x) == 0) for x in flat_numbers(leaf.numbers)])
+        key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims, null)
         if key not in _apart:
             several = range(len(placements))
             k = next((k for k in several if not _by_rows(placements[: k + 1], leaf, dims)), None)
@@ -101,6 +100,13 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
     if found is None or name:
         raise needs_all_rows(name or "a rule")
     return found
+
+
+def _needs_all(rule: Rule) -> bool:
+    """Whether a rule says that it needs all rows: also by codecs, and noise for each place."""
+    storage = rule.storage
+    rounded = storage.weight_codec is not None and storage.seed is not None
+    return bool(rule.runs.dense_only or storage.codecs or rounded)
 
 
 def needs_all_rows(name: str) -> RuntimeError:

@@ -193,7 +193,8 @@ def check_rates(chain: Chain) -> None:
                     "this chain multiplies the same updates by two learning rates, each with a "
                     "minus sign, so it would go uphill. Leave one out: adam(lr), or "
                     "chain(scale_by_adam(), scale_by_lr(lr)). To change the size of a finished "
-                    "step, add scale or scale_by_schedule."
+                    "step, add scale or scale_by_schedule. If each acts in other steps, name them "
+                    "by named_chain."
                 )
 
 

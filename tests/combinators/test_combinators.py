@@ -442,7 +442,7 @@ def test_an_update_without_a_gradient_is_told_by_its_leaf(around):
         return fo.tree.map(lambda p: -0.1 * p, params), state
 
     tx = around(fo.GradientTransformation(lambda params: fo.EmptyState(), update))
-    with pytest.raises(ValueError, match=r"inside: 2 leaves: a \(2,\), b \(2,\)\nA transformat"):
+    with pytest.raises(ValueError, match=r"inside: 2 leaves: a \(2,\), b \(2,\)\nPass zeros"):
         tx.update({"a": torch.ones(2), "b": None}, tx.init(PAIR), PAIR)
 
 

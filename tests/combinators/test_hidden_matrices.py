@@ -38,7 +38,7 @@ HIDDEN = {
         encoder.layers.encoder_layer_0.mlp.0.weight features.1.0.block.0.weight
     """,
     "words": """
-        layers.3.moe.shared.w1.weight shared.0.weight
+        layers.3.moe.shared.w1.weight shared.0.weight shared1.weight
         ensemble.0.weight assembly.weight layers.0.attn.heads.weight layers.2.out_head.weight
         blocks.0.output.weight blocks.0.fc.weight
     """,

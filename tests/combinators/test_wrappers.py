@@ -167,6 +167,15 @@ def test_a_vector_without_gradients_does_not_step(params):
             tx.update(None, state, params)
 
 
+def test_a_function_of_a_vector_need_not_know_none():
+    tenth = lambda g, state, params=None: (-0.1 * g, state)  # noqa: E731
+    tx = fo.apply_if_finite(fo.flatten(fo.GradientTransformation(lambda p: (), tenth)), 3)
+    w = torch.ones(2)
+    updates, state = tx.update({"w": None}, tx.init({"w": w}), {"w": w})
+    assert updates == {"w": None}
+    assert_close(tx.update({"w": w}, state, {"w": w})[0]["w"], -0.1 * w, 1e-6)
+
+
 def test_a_vector_may_be_frozen():
     params = {"a": torch.zeros(2), "b": torch.zeros(1)}
     tx = fo.flatten(fo.chain(fo.freeze(), fo.sgd(0.1)))

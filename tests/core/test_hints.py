@@ -30,6 +30,8 @@ SAYS = {
     "fit": (lambda: fo.curve_fit, "for scipy's curve_fit there is functional_optim.least_squares"),
     "scalar": (lambda: fo.root_scalar, "for scipy's root_scalar there is nothing: use scipy"),
     "b1": (lambda: fo.schedule_free(fo.sgd(0.1), 0.1, b1=0.9), "'b1'; pass momentum."),
+    "decay of squares": (lambda: fo.rmsprop(1e-3, decay=0.9), "'decay'; pass alpha."),
+    "power": (lambda: fo.adafactor(decay_rate=0.8), "pass beta2_decay of "),
     "betas": (lambda: fo.adam(b1=0.9), "'b1'; pass betas=(b1, b2), one tuple."),
     "object": (lambda: adapters.Lion(MODEL.parameters(), b1=0.9), "'b1'; pass betas=(b1, b2)"),
     "no lr": (lambda: fo.sign(learning_rate=1), "'learning_rate'; it takes ."),

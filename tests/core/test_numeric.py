@@ -67,6 +67,10 @@ def test_every_function_of_the_module_is_compared():
     assert public == FUNCTIONS.keys() | ABOUT_KINDS
 
 
+def test_a_root_of_one_number_is_one_number():
+    assert numeric.sqrt(torch.tensor([4.0])).shape == ()
+
+
 def tensor(x):
     return torch.tensor(x, dtype=None if isinstance(x, bool) else torch.float64)
 

@@ -1,5 +1,6 @@
 """Sparse gradients, beside torch's own classes."""
 
+import math
 from typing import NamedTuple
 
 import pytest
@@ -233,6 +234,26 @@ WHOLE = {
     "cautious": lambda: fo.cautious(fo.flatten(fo.trace(0.9))),
     "parts of a matrix": lambda: fo.as_matrix(fo.muon(0.1), split=2),
 }
+
+
+HIDING = {
+    "closed gate": lambda tx: (fo.apply_if_finite(tx(0.1), 3), math.inf),
+    "decay of 0": lambda tx: (tx(fo.schedules.linear(0.0, 0.2, 4)), 1.0),
+}
+
+
+@pytest.mark.parametrize("case", HIDING.values(), ids=HIDING)
+def test_a_first_step_that_changes_nothing_does_not_let_later_ones_pass(case):
+    """What rules need was found out once, with the numbers of the first step."""
+    clip = fo.clip_by_global_norm(1.0)
+    tx, first = case(lambda decay: fo.chain(fo.add_decayed_weights(decay), clip, fo.sgd(0.1)))
+    w = torch.ones(4, 2)
+    state = tx.init(w)
+    _, state = tx.update(
+        torch.sparse_coo_tensor([[1]], torch.full((1, 2), first), (4, 2)), state, w
+    )
+    with pytest.raises(RuntimeError, match="clip_by_global_norm does not take sparse gradients"):
+        tx.update(torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (4, 2)), state, w)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -36,11 +36,11 @@ a rollback of several steps says that all but one are kept
 ? combinators/test_commits.py -k rollback
 = functional_optim/core/chain.py
 a mask cuts leaves off that it does not select
-- return u if acts(path, p) else g
+- return u if acts(path, p) else None if spared else g
 + return u if acts(path, p) else None
 ? combinators/test_combinators.py -k extra_arguments
 a transformation of whole trees sees frozen leaves
-- [_without(freezing, part) for part in parts] if freezing else parts
+- [without(freezing, part) for part in parts] if freezing else parts
 + parts
 ? combinators/test_combinators.py -k frozen
 = functional_optim/combinators/wrappers.py
