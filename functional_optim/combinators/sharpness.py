@@ -81,7 +81,8 @@ def sam(
 
     `update(grads, state, params, grad_fn=grad_fn)` calls `grad_fn` once, after the ascent step;
     grads are those at params. So a step takes two gradients. The norm covers all parameters that
-    tx does not freeze; frozen ones do not climb.
+    tx does not freeze; frozen ones do not climb. A gate such as `apply_if_finite` belongs inside,
+    around tx: around `sam` it would check grads, and not those that tx receives.
 
     Args:
         tx: the transformation that receives these gradients.
