@@ -57,9 +57,10 @@ class Mutant(NamedTuple):
 
 def read(text: str) -> list[Mutant]:
     """Faults as a text. = the file of the faults below; a title; - what stands there; + what
-    replaces it, both without the first two characters; ? the tests, in tests/, of this fault and
-    of those below that name none."""
-    braces = re.compile(r"(\S*)\{(.*)\}(\S*)")
+    replaces it, or ~ both in one line, with ⟦old → new⟧ where they differ, all without the first
+    two characters; ? the tests, in tests/, of this fault and of those below that name none, with *
+    for the name of the file."""
+    braces, change = re.compile(r"(\S*)\{(.*)\}(\S*)"), re.compile("⟦(.*) → (.*)⟧")
 
     def expanded(names: re.Match[str]) -> str:
         return " ".join(f"{names[1]}{x}{names[3]}" for x in names[2].split(","))
@@ -75,10 +76,13 @@ def read(text: str) -> list[Mutant]:
             found[-1] = (*found[-1][:3], tests)
         elif sign in "-+":
             found[-1][2][sign].append(rest)
+        elif sign == "~":
+            for which, key in enumerate("-+", 1):
+                found[-1][2][key].append(change.sub(lambda both, i=which: both[i], rest))
         else:
             found.append((line, file, {"-": [], "+": []}, tests))
     return [
-        Mutant(title, own, *("\n".join(texts[sign]) for sign in "-+"), (tests,))
+        Mutant(title, own, *map("\n".join, texts.values()), (tests.replace("*", Path(own).stem),))
         for title, own, texts, tests in found
     ]
 
