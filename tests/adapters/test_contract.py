@@ -38,6 +38,7 @@ CLASSES = {
     if "compile" in inspect.signature(getattr(adapters, name)).parameters
     and name not in ("Optimizer", "AveragingOptimizer", "MuonAdamW", "SparseAdam")
 }
+OF_RESIDUALS = ("Dogleg", "GaussNewton", "LevenbergMarquardt")
 ALL = {
     **MAKERS,
     **CLASSES,
@@ -48,6 +49,8 @@ ALL = {
         [(f"{i}.up.weight", p) for i, p in enumerate(params)], compile=False
     ),
     "packed": lambda params: adapters.AdamW(params, compile=False, stored=in_int8),
+    "no hyperparameters": lambda params: adapters.Optimizer(params, fo.identity),
+    **{name: getattr(adapters, name) for name in OF_RESIDUALS},
     **{
         name: lambda params, name=name: free(params, search_cases.make(name))
         for name in search_cases.CASES
@@ -83,6 +86,8 @@ def stepped(opt, steps=1, seen=None, fails_at=None):
             raise KeyboardInterrupt
         seen.append(torch.is_grad_enabled())
         opt.zero_grad()
+        if type(opt).__name__ in OF_RESIDUALS:
+            return w.flatten()
         loss = w.square().sum()
         if not isinstance(opt, adapters.GradientFree):
             loss.backward()

@@ -1,10 +1,5 @@
 """Optimizer objects that know residuals: closures, groups, checkpoints, and who came before."""
 
-from __future__ import annotations
-
-import copy
-import io
-
 import pytest
 import torch
 
@@ -15,23 +10,21 @@ X = torch.randn(16, 3, dtype=torch.float64, generator=torch.Generator().manual_s
 Y = torch.sin(X.sum(1))
 
 
-def model(seed=0, dtype=torch.float64):
-    torch.manual_seed(seed)
+def model():
+    torch.manual_seed(0)
     made = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    return made.to(dtype)
+    return made.double()
 
 
 def residuals(net):
-    x = X.to(next(net.parameters()).dtype)
-    return lambda: net(x)[:, 0] - Y.to(x.dtype)
+    return lambda: net(X)[:, 0] - Y
 
 
 def sampled(net):
     def one(params, x, y):
         return torch.func.functional_call(net, params, (x,))[0] - y
 
-    dtype = next(net.parameters()).dtype
-    return lambda: fo.per_sample(one, X.to(dtype), Y.to(dtype))
+    return lambda: fo.per_sample(one, X, Y)
 
 
 MADE = {
@@ -70,22 +63,6 @@ def test_a_closure_and_per_sample_take_the_steps_of_the_transformation(name):
     assert close(values(nets[1]), list(p.values()), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("of", [residuals, sampled])
-@pytest.mark.parametrize("name", MADE)
-def test_a_run_resumes_bitwise(name, of, dtype):
-    net = model(dtype=dtype)
-    opt = MADE[name](net)
-    for _ in range(3):
-        opt.step(of(net))
-    other = copy.deepcopy(net)
-    again = MADE[name](other)
-    again.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for _ in range(3):
-        assert torch.equal(opt.step(of(net)), again.step(of(other)))
-    assert all(map(torch.equal, values(net), values(other)))
-
-
 def test_frozen_parameters_and_groups():
     net = model()
     net[0].weight.requires_grad_(False)
@@ -107,33 +84,16 @@ def test_frozen_parameters_and_groups():
 def test_a_refused_step_leaves_every_bit():
     w = torch.nn.Parameter(torch.tensor([-1.2, 1.0], dtype=torch.float64))
 
-    def closure():
-        return torch.stack([10 * (w[1] - w[0] ** 2), 1 - w[0]])
-
     opt = adapters.LevenbergMarquardt([w], damping=1e-8)
     refused = 0
     for _ in range(20):
         before = w.detach().clone()
         damping = float(opt.state[w]["damping"]) if opt.state[w] else 1e-8
-        opt.step(closure)
+        opt.step(lambda: torch.stack([10 * (w[1] - w[0] ** 2), 1 - w[0]]))
         if float(opt.state[w]["damping"]) > damping:
             refused += 1
             assert torch.equal(w.detach().view(torch.int64), before.view(torch.int64))
     assert refused
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_copies_and_pickles_step_alike(name):
-    net = model()
-    opt = MADE[name](net)
-    opt.step(residuals(net))
-    saved = io.BytesIO()
-    torch.save((net, opt), saved)
-    saved.seek(0)
-    pairs = [copy.deepcopy((net, opt)), torch.load(saved, weights_only=False)]
-    expected = [opt.step(residuals(net)) for _ in range(3)]
-    for other, again in pairs:
-        assert [again.step(residuals(other)) for _ in range(3)] == expected
 
 
 def test_learning_rate_schedulers():
@@ -169,27 +129,14 @@ def test_a_warm_start_after_adamw_and_lbfgs():
 
 
 def test_lightnings_manual_optimization(pl):
-    import lightning
-
-    class Fit(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = False
-            self.net = model()
-            self.losses = []
-
+    class Fit(pl.ByHand):
         def training_step(self, batch, index):
-            self.losses.append(float(self.optimizers().step(residuals(self.net))))
+            goal = batch[0].sum(1, keepdim=True)
+            loss = self.optimizers().step(lambda: self.layers(batch[0]) - goal)
+            self.losses.append(float(loss))
 
-        def configure_optimizers(self):
-            return adapters.LevenbergMarquardt(self.net.named_parameters())
-
-    fit = Fit()
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-        max_epochs=8, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(fit, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X), batch_size=16))
+    fit = Fit(lambda m: adapters.LevenbergMarquardt(m.named_parameters()))
+    pl.fit(fit, max_epochs=2)
     assert fit.losses[-1] < 0.8 * fit.losses[0]
 
 
@@ -205,17 +152,6 @@ def test_errors_change_nothing():
         opt.step(lambda: residuals(net)().detach())
     with pytest.raises(ValueError, match="not finite"):
         opt.step(lambda: residuals(net)() * float("nan"))
-    calls = []
-
-    def fails():
-        calls.append(1)
-        if len(calls) > 1:
-            raise ZeroDivisionError
-        return residuals(net)()
-
-    with pytest.raises(ZeroDivisionError):
-        opt.step(fails)
-    assert len(calls) == 2
     with pytest.raises(TypeError, match="let the closure return per_sample"):
         MADE["lm"](net, geodesic=True).step(residuals(net))
     with pytest.raises(TypeError, match="choose 'kernel'"):
