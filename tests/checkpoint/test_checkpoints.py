@@ -95,27 +95,16 @@ def test_a_checkpoint_moves_between_torch_and_us_mid_run(case, ours_first):
     assert_close(copy_of(moved), copy_of(wanted), 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "theirs", "hyper"),
-    [
-        (fo.sgd, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-        (fo.adamw, torch.optim.AdamW, {"lr": 0.1}),
-    ],
-)
-def test_a_slot_that_a_checkpoint_lacks_starts_anew(recipe, theirs, hyper):
+def test_a_slot_that_a_checkpoint_lacks_starts_anew():
     """torch's checkpoint into the same recipe with an average of the parameters."""
-
-    def averaged(lr, momentum=0.0):
-        tx = recipe(lr, momentum) if momentum else recipe(lr)
-        return fo.chain(tx, fo.params_ema(0.5))
-
     params = make_params()
     grads = make_grads(params, 2)
     other = as_parameters(params)
-    step_object(stock := theirs(other, **hyper), grads[:1])
+    step_object(stock := torch.optim.AdamW(other, lr=0.1), grads[:1])
     mine = as_parameters(dict(zip(params, other, strict=True)))
     before = copy_of(mine)
-    opt = adapters.Optimizer(mine, averaged, compile=False, **hyper)
+    averaged = fo.chain(fo.adamw(0.1), fo.params_ema(0.5))
+    opt = adapters.Optimizer(mine, lambda lr: averaged, compile=False, lr=0.1)
     opt.load_state_dict(copy.deepcopy(stock.state_dict()))
     step_object(opt, grads[1:])
     step_object(stock, grads[1:])
@@ -136,19 +125,6 @@ def test_loading_casts_slots_to_the_parameters_dtype_as_torch_does(pair):
 
 
 # ---------------------------------------------------------------- copies and pickles
-COMPOSED = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
-
-
-@pytest.mark.parametrize(("recipe", "hyper"), [(cases.composed, COMPOSED), (fo.identity, {})])
-def test_an_unused_optimizer_can_be_copied(recipe, hyper):
-    opt = adapters.Optimizer(as_parameters(make_params()), recipe, **hyper)
-    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert twin.defaults.items() >= hyper.items()
-        assert twin.param_groups[0].keys() == opt.param_groups[0].keys()
-        assert twin.compile
-        twin.load_state_dict(opt.state_dict())
-
-
 @pytest.mark.parametrize("name", ["recipe", "Adafactor", "Muon", "AdamW"])
 def test_a_group_that_joins_after_a_load_is_like_the_others(name):
     """torch's own loading adds an entry to `defaults`, and with it to every later group."""
@@ -333,7 +309,7 @@ def is_tensor(x):
 
 def test_counts_that_are_made_equal_stay_in_the_loaded_dict():
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    opt = adapters.Optimizer(params, accumulated, compile=False, lr=0.1)
+    opt = adapters.Optimizer(params, lambda: fo.accumulate(fo.sgd(0.1), every=3), compile=False)
     step_object(opt, [[torch.ones(3)] * 2] * 2)
     saved = through_file(opt.state_dict())
     saved["state"][1]["mini_step"].zero_()
@@ -341,10 +317,6 @@ def test_counts_that_are_made_equal_stay_in_the_loaded_dict():
     opt.load_state_dict(saved)
     assert not opt.state[params[1]]["acc_grads"].any()
     assert_same(saved["state"], before)
-
-
-def accumulated(lr):
-    return fo.accumulate(fo.sgd(lr), every=3)
 
 
 # ---------------------------------------------------------------- edits from outside
@@ -405,21 +377,6 @@ def test_swapped_in_parameters_and_state_are_stepped(pair):
     assert_close(swapped[0][1], swapped[1][1], EXACT)
 
 
-# ---------------------------------------------------------------- recipes of whole trees
-def test_a_slot_that_was_put_in_with_another_shape_is_named():
-    p = torch.nn.Parameter(torch.ones(2))
-    opt = adapters.AdamW([p], compile=False)
-    p.grad = torch.ones(2)
-    opt.step()
-    opt.state[p]["exp_avg"] = torch.zeros(3)
-    before = p.detach().clone()
-    with pytest.raises(
-        ValueError, match=r"the slot 'exp_avg' of parameter '0' .* make it as large"
-    ):
-        opt.step()
-    assert torch.equal(p, before)
-
-
 # ---------------------------------------------------------------- what torch's cast has rounded
 def test_what_was_only_cast_is_as_it_was_saved():
     wide = torch.tensor([1 / 3, torch.nan, torch.inf], dtype=torch.float64)
@@ -436,21 +393,17 @@ def test_what_was_only_cast_is_as_it_was_saved():
     assert restore_precision([1], (1, 2)) == [1]
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
-def test_a_nan_that_was_cast_is_restored_and_one_that_a_hook_has_replaced_is_not(kind):
-    saved = torch.tensor([1.0, torch.nan], dtype=torch.float64)
+NARROW = [(x, torch.nan) for x in (torch.bfloat16, torch.float8_e4m3fn, torch.complex64)]
+
+
+@pytest.mark.parametrize(("kind", "odd"), [*NARROW, (torch.float16, 1e6)])
+def test_a_nan_or_overflow_of_a_cast_is_restored_and_what_a_hook_has_put_there_is_not(kind, odd):
+    saved = torch.tensor([1.0, odd], dtype=torch.float64)
     found = restore_precision(saved.to(kind), saved)
     assert found.dtype is torch.float64
-    assert torch.equal(found.isnan(), saved.isnan())
+    assert_close(found.nan_to_num(), saved.nan_to_num(), 0.0)
     mended = torch.tensor([1.0, 0.0]).to(kind)
     assert restore_precision(mended, saved) is mended
-
-
-def test_what_overflows_is_restored_and_what_a_hook_has_clipped_is_not():
-    saved = torch.tensor([1.0, 1e6], dtype=torch.float32)
-    assert torch.equal(restore_precision(saved.half(), saved), saved)
-    clipped = saved.half().nan_to_num()
-    assert restore_precision(clipped, saved) is clipped
 
 
 # ---------------------------------------------------------------- what earlier versions wrote

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers import assert_same, through_file
+from helpers import assert_same, step_object, through_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 import functional_optim as fo
 from functional_optim import adapters
+
+ONES = [torch.ones(1)] * 2
 
 
 def every_third():
@@ -26,18 +28,8 @@ def made():
     return model, adapters.Optimizer(model.named_parameters(), every_third)
 
 
-def step_all(model, opt, steps):
-    for _ in range(steps):
-        for p in model.parameters():
-            p.grad = torch.ones(1)
-        opt.step()
-
-
-def take_turns(model, opt, steps):
-    for k in steps:
-        for i, p in enumerate(model.parameters()):
-            p.grad = torch.ones(1) if (k + i) % 2 else None
-        opt.step()
+def take_turns(opt, steps):
+    step_object(opt, [[None, torch.ones(1)][:: -1 if k % 2 else 1] for k in steps])
 
 
 def resumed(way, model, opt, folder):
@@ -62,19 +54,17 @@ def resumed(way, model, opt, folder):
 @pytest.mark.parametrize("way", ["object", "nested", "flat", "files"])
 def test_a_resumed_run_steps_when_the_first_one_does(way, tmp_path):
     first = made()
-    take_turns(*first, range(4))
+    take_turns(first[1], range(4))
     second = resumed(way, *first, tmp_path)
-    for model, opt in (first, second):
-        take_turns(model, opt, range(4, 9))
+    for _, opt in (first, second):
+        take_turns(opt, range(4, 9))
         assert opt.numbers("step") == {"step": 9.0}
     assert_same(*[[p.detach() for p in model.parameters()] for model, _ in (first, second)])
 
 
 def test_a_count_that_is_that_of_a_parameter_is_in_no_state():
-    opt = made()[1]
-    for p in opt.param_groups[0]["params"]:
-        p.grad = torch.ones(1)
-    opt.step()
+    _, opt = made()
+    step_object(opt, [ONES])
     new = made()[1]
     new.load_state_dict(opt.state_dict())
     for one in (opt, new):
@@ -85,23 +75,21 @@ def test_a_chain_takes_the_count_only_if_it_is_that_of_all_parameters():
     model, opt = made()
     params = {name: p.detach().clone() for name, p in model.items()}
     state = every_third().init(params)
-    take_turns(model, opt, range(4))
+    take_turns(opt, range(4))
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     saved = get_optimizer_state_dict(model, opt, options=flat)
     with pytest.raises(ValueError, match="optimizer_step"):
         fo.load_state_dict(state, saved, params)
     assert fo.load_state_dict(state, saved, params, step=4).step == 4
     model, opt = made()
-    for p in model.parameters():
-        p.grad = torch.ones(1)
-    opt.step()
+    step_object(opt, [ONES])
     saved = get_optimizer_state_dict(model, opt, options=flat)
     assert fo.load_state_dict(state, saved, params).step == 1
 
 
 def test_a_flat_dict_of_a_version_without_the_count_loads():
     model, opt = made()
-    step_all(model, opt, 4)
+    step_object(opt, [ONES] * 4)
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     saved = get_optimizer_state_dict(model, opt, options=flat)
     older = {key: x for key, x in saved.items() if not key.endswith(".optimizer_step")}
@@ -109,8 +97,8 @@ def test_a_flat_dict_of_a_version_without_the_count_loads():
     other, new = made()
     other.load_state_dict(model.state_dict())
     set_optimizer_state_dict(other, new, older, options=flat)
-    for each in ((model, opt), (other, new)):
-        step_all(*each, 3)
+    for each in (opt, new):
+        step_object(each, [ONES] * 3)
     assert_same(list(other.parameters()), list(model.parameters()))
     assert_same(new.state_dict()["state"], opt.state_dict()["state"])
 
@@ -138,13 +126,10 @@ class Seeded(NamedTuple):
 
 
 def test_two_rules_of_a_user_may_have_a_seed():
-    def init(p):
-        return Seeded(torch.zeros_like(p))
-
     def update(u, slots, p):
         return u, Seeded(slots.seed + 1)
 
-    rules = [fo.leafwise(init, update, name=name) for name in "xy"]
+    rules = [fo.leafwise(lambda p: Seeded(torch.zeros_like(p)), update, name=name) for name in "xy"]
     w = torch.nn.Parameter(torch.ones(2))
     opt = adapters.Optimizer([w], lambda: fo.chain(*rules, fo.sgd(0.1)), compile=False)
     for _ in range(2):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, through_file
+from helpers import assert_close, assert_same, run, through_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -55,13 +55,8 @@ def go_on(opt, params, times):
     return {k: p.detach().clone() for k, p in params.items()}
 
 
-def a_state(tx, steps=3):
-    params = grads_of(100)
-    state = tx.init(params)
-    for i in range(steps):
-        updates, state = tx.update(grads_of(i), state, params)
-        params = fo.apply_updates(params, updates)
-    return state, params
+def a_state(tx):
+    return run(tx, grads_of(100), [grads_of(i) for i in range(3)])[::-1]
 
 
 def far(x, y):

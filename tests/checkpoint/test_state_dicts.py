@@ -140,22 +140,11 @@ def test_estimators_and_replicas_are_saved_by_their_fields():
 @pytest.mark.parametrize("name", search_cases.CASES)
 def test_a_search_goes_on_bitwise(name):
     method, params = search_cases.make(name), search_cases.params()
-
-    def generations(state, n):
-        for _ in range(n):
-            candidates, state = method.ask(state)
-            losses = sum(
-                x.reshape(len(x), -1).square().sum(1)
-                for x in fo.tree.leaves(candidates)
-                if x.numel()
-            )
-            state = method.tell(candidates, losses, state)
-        return state
-
-    state = generations(method.init(params, seed=3), 3)
+    state = search_cases.run(method, method.init(params, seed=3), 3)
     loaded = method.init(params, seed=0)
     loaded = fo.load_state_dict(loaded, through_file(fo.state_dict(state, params)), params)
-    assert_same(forgetting(generations(loaded, 3)), forgetting(generations(state, 3)))
+    ends = [forgetting(search_cases.run(method, x, 3)) for x in (loaded, state)]
+    assert_same(*ends)
 
 
 def test_an_ensembles_counts_are_saved_each():
@@ -287,17 +276,6 @@ def test_a_checkpoint_by_names_goes_on(case, first, second, options):
     if first == second:
         states = [[x.opt.state.get(p) or None for p in x.model.parameters()] for x in (one, two)]
         assert_same(*states)
-
-
-@pytest.mark.parametrize("case", cases.with_torch(costly=True))
-def test_asking_a_new_optimizer_for_its_state_moves_nothing(case):
-    """torch makes the state with a step of learning rate 0 on gradients of 0."""
-    model = module(case)
-    opt, before = MAKERS["drop-in"](case, model), paths(model)
-    get_optimizer_state_dict(model, opt)
-    assert_same(paths(model), before)
-    assert {group["lr"] for group in opt.param_groups} == {opt.defaults["lr"]}
-    assert all(p.grad is None for p in model.values())
 
 
 @pytest.mark.parametrize("name", ["partitioned", "frozen", "accumulated", "selective", "finite"])
