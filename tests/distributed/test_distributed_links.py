@@ -73,11 +73,6 @@ def run(case, how, divide):
     return [step(g, **case.given(i)) for i, g in enumerate(grads)][-1]
 
 
-def alone(case):
-    """Where one process goes."""
-    return run(case, "update", lambda name, x: x.clone())
-
-
 RECIPES = {
     "adamw": fo.adamw,
     "clipped": lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr)),
@@ -121,11 +116,6 @@ def step_of(name, how, params):
 def matrices(seed):
     torch.manual_seed(seed)
     return {name: torch.randn(3, 2, dtype=torch.float64) for name in ("a", "b")}
-
-
-def summed_alone(name):
-    step = step_of(name, "update", matrices(0))
-    return [step(matrices(i)) for i in (1, 2, 3)][-1]
 
 
 def ones(seed):
@@ -212,7 +202,7 @@ every_how = pytest.mark.parametrize("how", HOWS)
 )
 def test_a_link_steps_shards_as_whole_tensors(case, how, both):
     for mine in results(both, f"link-{case.name}-{how}"):
-        assert_close(mine, alone(case), case.rounding)
+        assert_close(mine, run(case, "update", lambda name, x: x.clone()), case.rounding)
 
 
 @pytest.mark.parametrize(("name", "how"), EMPTY)
@@ -225,8 +215,10 @@ def test_a_process_that_has_nothing_of_a_tensor_steps_with_the_others(name, how,
 @pytest.mark.parametrize(("name", "how", "way"), SUMS)
 def test_a_gradient_is_added_up_once(name, how, way, both):
     """One collective for each of two tensors, and one for what is measured of shards."""
+    step = step_of(name, "update", matrices(0))
+    end = [step(matrices(i)) for i in (1, 2, 3)][-1]
     for mine, asked in results(both, f"sums-{name}-{how}-{way}"):
-        assert_close(mine, {n: p.detach() for n, p in summed_alone(name).items()}, 1e-12)
+        assert_close(mine, {n: p.detach() for n, p in end.items()}, 1e-12)
         assert asked == 2 + (ALL_REDUCES.get(name, 0) if way == "Shard" else 0)
 
 

@@ -146,32 +146,26 @@ def test_a_rule_of_ones_own(name, spoiled, both):
         assert mine[2] == len(SHAPES)
 
 
-def test_buckets_that_share_scratch_memory(both):
-    params, states, _ = train(lambda: fo.adafactor(), alone, compile=False)
-    for mine in results(both, "rows-in-buckets"):
+ODD = {
+    "buckets that share scratch memory": ("in-buckets", fo.adafactor, ()),
+    "an empty tensor without kernels": ("eager", fo.adam_mini, (EMPTY_FIRST,)),
+    # DTensor gathers the dimension of size 1 of `single` in the sum with its update
+    "complex tensors": ("complex", lambda: fo.lamb(0.1), (SHAPES, torch.complex128)),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_tensors_stay_divided(what, both):
+    name, tx, given = ODD[what]
+    params, states, _ = train(tx, alone, *given, compile=False)
+    for mine in results(both, f"rows-{name}"):
         assert_close(mine[:2], (params, states), 1e-12)
 
 
-def test_an_empty_tensor_without_kernels(both):
-    params, states, _ = train(fo.adam_mini, alone, EMPTY_FIRST, compile=False)
-    for mine in results(both, "rows-eager"):
-        assert_close(mine[:2], (params, states), 1e-12)
-
-
-def test_a_complex_tensor_stays_divided(both):
-    """DTensor gathers the dimension of size 1 of `single` in the sum with its update."""
-    params, states, _ = train(lambda: fo.lamb(0.1), alone, SHAPES, torch.complex128, compile=False)
-    for mine in results(both, "rows-complex"):
-        assert_close(mine[:2], (params, states), 1e-12)
-
-
-def test_a_step_that_fails_changes_nothing(both):
+def test_a_step_that_fails_changes_nothing_or_says_that_it_is_half_done(both):
+    """A large one, whose results are not held together."""
     for changed, _ in results(both, "rows-failed"):
         assert changed == [False, False]
-
-
-def test_a_large_step_that_fails_says_that_it_is_half_done(both):
-    """Its results are not held together."""
     for changed, note in results(both, "rows-failed-late"):
         assert changed == [True, False]
         assert "parameter of shape (3,) failed while the step was written" in note

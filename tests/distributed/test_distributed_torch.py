@@ -159,26 +159,19 @@ def detached(model):
 
 
 @each(DENSE)
-def test_divided_optimizer_state_changes_nothing(case, both):
-    model = new_model()
-    opt = case.drop_in(model.parameters(), compile=False, **case.hyper)
+def test_divided_optimizer_state_changes_nothing_and_goes_on_in_one_process(case, both):
+    model, other = new_model(), new_model()
+    opt, again = (case.drop_in(x.parameters(), compile=False, **case.hyper) for x in (model, other))
     loop(model, opt, batches(2 * STEPS))
     mine = results(both, f"zero-drop-in-{case.name}")
     for found in mine:
         assert_close(found["end"], detached(model), 1e-10)
         assert found["kept"] < 4
     assert sum(found["kept"] for found in mine) == len(opt.state)
-
-
-@each(DENSE)
-def test_a_consolidated_state_goes_on_in_one_process(case, both):
-    found, _ = results(both, f"zero-drop-in-{case.name}")
-    model = new_model()
-    model.load_state_dict(found["middle"])
-    opt = case.drop_in(model.parameters(), compile=False, **case.hyper)
-    opt.load_state_dict(found["saved"])
-    loop(model, opt, batches(2 * STEPS)[STEPS:])
-    assert_close(detached(model), found["end"], 1e-10)
+    other.load_state_dict(mine[0]["middle"])
+    again.load_state_dict(mine[0]["saved"])
+    loop(other, again, batches(2 * STEPS)[STEPS:])
+    assert_close(detached(other), mine[0]["end"], 1e-10)
 
 
 @each(SAVED)

@@ -35,36 +35,18 @@ def clipped(case):
 
     def recipe(lr):
         hyper = {**case.hyper, "lr": lr} if "lr" in case.hyper else case.hyper
-        return fo.chain(fo.clip_by_global_norm(0.1), case.recipe(**hyper))
+        return fo.chain(CLIP, case.recipe(**hyper))
 
     return recipe
 
 
-def watched(lr):
-    every = {"norm": fo.measures.global_norm, "nans": fo.measures.nan_count}
-    return fo.chain(fo.monitor(every), fo.sgd(lr, 0.9))
-
-
+NORMS = {"norm": fo.measures.global_norm, "nans": fo.measures.nan_count}
 COMPARED = {**fo.measures.diagnostics, "norm": fo.measures.cosine}
 """Of these the number called "norm" is compared."""
+CLIP = fo.clip_by_global_norm(0.1)
 
 
-def watched_each(lr):
-    tx = fo.chain(fo.clip_by_global_norm(0.1), fo.adamw(lr))
-    return fo.monitor(COMPARED, around=tx, per_tensor=True)
-
-
-def watched_around(lr):
-    return fo.monitor(COMPARED, around=fo.adamw(lr))
-
-
-def finite(lr):
-    return fo.apply_if_finite(fo.chain(fo.clip_by_global_norm(0.1), fo.nadam(lr)), 2)
-
-
-def waiting(lr):
-    inner = fo.chain(fo.clip_by_global_norm(0.1), fo.adam(lr))
-    return fo.accumulate(inner, 2, skip_nonfinite=True)
+PLATEAU = fo.reduce_on_plateau(0.5, patience=1, rtol=0.5)
 
 
 def lamb(lr):
@@ -76,18 +58,10 @@ def careful(lr):
     return fo.chain(fo.cautious(fo.scale_by_adam()), fo.scale_by_lr(lr), fo.params_ema(0.9))
 
 
-def plateau(lr):
-    return fo.chain(fo.sgd(lr), fo.reduce_on_plateau(0.5, patience=1, rtol=0.5))
-
-
-def polyak(lr):
-    return fo.chain(fo.scale_by_polyak(lr), fo.scale(-1))
-
-
 def divided(lr):
     """Muon for matrices, AdamW for the others, each with a norm of its own."""
     parts = {
-        "muon": fo.chain(fo.clip_by_global_norm(0.1), fo.muon(lr)),
+        "muon": fo.chain(CLIP, fo.muon(lr)),
         "adamw": fo.chain(fo.normalize(0.5), fo.adamw(lr)),
     }
     return fo.partition(parts, lambda path, p: "muon" if p.dim() == 2 else "adamw")
@@ -97,11 +71,8 @@ def by_path(lr):
     return fo.chain(fo.freeze("*2.bias"), fo.masked(fo.trace(0.9), "*weight"), fo.scale_by_lr(lr))
 
 
-def noisy(lr):
-    return fo.chain(fo.add_noise(0.1, 0.5, seed=3), fo.clip_by_global_norm(0.1), fo.sgd(lr))
-
-
 WHOLE_SHAPES = ("ddp", "fsdp2", "tp", "zero")
+PLAIN = ("ddp", "fsdp2", "tp")
 EVERYWHERE = {"adamw": WAYS, "sgd-momentum": WAYS, "adafactor": WHOLE_SHAPES}
 """The rows of the table that go each way; the others differ in what they do with an element."""
 ROWS = [
@@ -109,20 +80,31 @@ ROWS = [
     Row("compiled", lambda lr: cases.composed(lr, 0.1, 0.9), compile=True),
     Row("composed", lambda lr: cases.composed(lr, 0.1, 0.9)),
     Row("lookahead", lambda lr: fo.lookahead(fo.adam(lr), 2)),
-    Row("monitor", watched),
-    Row("monitor-each", watched_each, ("ddp", "fsdp2", "tp"), rounding=1e-9),
-    Row("monitor-around", watched_around),
-    Row("apply_if_finite", finite, nan=True),
+    Row("monitor", lambda lr: fo.chain(fo.monitor(NORMS), fo.sgd(lr, 0.9))),
+    Row(
+        "monitor-each",
+        lambda lr: fo.monitor(COMPARED, around=fo.chain(CLIP, fo.adamw(lr)), per_tensor=True),
+        PLAIN,
+        rounding=1e-9,
+    ),
+    Row("monitor-around", lambda lr: fo.monitor(COMPARED, around=fo.adamw(lr))),
+    Row(
+        "apply_if_finite", lambda lr: fo.apply_if_finite(fo.chain(CLIP, fo.nadam(lr)), 2), nan=True
+    ),
     Row("skip_large_updates", lambda lr: fo.skip_large_updates(fo.adam(lr), 0.4)),
     Row("dynamic_loss_scale", lambda lr: fo.dynamic_loss_scale(fo.adam(lr), 4.0)),
-    Row("accumulate", waiting, nan=True),
+    Row(
+        "accumulate",
+        lambda lr: fo.accumulate(fo.chain(CLIP, fo.adam(lr)), 2, skip_nonfinite=True),
+        nan=True,
+    ),
     Row("lamb", lamb, WHOLE_SHAPES),
     Row("cautious", careful, WHOLE_SHAPES),
-    Row("reduce_on_plateau", plateau, DIVIDED, value=True),
-    Row("polyak", polyak, DIVIDED, value=True),
+    Row("reduce_on_plateau", lambda lr: fo.chain(fo.sgd(lr), PLATEAU), DIVIDED, value=True),
+    Row("polyak", lambda lr: fo.chain(fo.scale_by_polyak(lr), fo.scale(-1)), DIVIDED, value=True),
     Row("partition", divided, WHOLE_SHAPES, rounding=2e-2),
-    Row("by_path", by_path, ("ddp", "fsdp2", "tp", "fsdp1")),
-    Row("add_noise", noisy, ("ddp", "fsdp2", "tp")),
+    Row("by_path", by_path, (*PLAIN, "fsdp1")),
+    Row("add_noise", lambda lr: fo.chain(fo.add_noise(0.1, 0.5, seed=3), CLIP, fo.sgd(lr)), PLAIN),
     Row("normalize", lambda lr: fo.chain(fo.normalize(), fo.scale_by_lr(lr))),
 ]
 PAIRS = [(row, way) for row in ROWS for way in row.ways]

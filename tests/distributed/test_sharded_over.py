@@ -9,6 +9,7 @@ import cases
 import pytest
 import torch
 from helpers import assert_close, assert_same
+from helpers import run as by_update
 from ranks import needs_gloo, results, whole
 from ranks_models import (
     Row,
@@ -123,17 +124,8 @@ def run(name, how, recipe, keep):
 
 def in_an_ensemble(recipe, params, grads):
     """An ensemble of two learning rates; what the second member has in the end."""
-
-    def loop(lr, params):
-        tx = recipe(lr)
-        state = tx.init(params)
-        for g in grads:
-            updates, state = tx.update(g, state, params)
-            params = fo.apply_updates(params, updates)
-        return params
-
     rates = torch.tensor([0.3, 0.1], dtype=torch.float64)
-    many = torch.vmap(loop, in_dims=(0, None))(rates, params)
+    many = torch.vmap(lambda lr: by_update(recipe(lr), params, grads)[0])(rates)
     return {name: p[1] for name, p in many.items()}
 
 
@@ -384,20 +376,13 @@ def test_what_fsdp1_has_flattened_is_not_taken_for_the_model(way, both):
             assert "inner products over the whole model" in said[key]
 
 
-def test_marks_are_refused_where_they_would_count_twice(both):
-    for mine in results(both, "refusals"):
-        assert "leave sharded_over out" in mine["fsdp2"]["marked"]
-
-
-def test_a_process_outside_of_the_group_says_so(both):
+def test_marks_are_refused_where_they_would_count_twice_and_outside_of_the_group(both):
     first, second = results(both, "refusals")
+    for mine in (first, second):
+        assert "leave sharded_over out" in mine["fsdp2"]["marked"]
     assert "outside" not in first
     assert "not in the process group" in second["outside"]
-
-
-def test_without_a_process_group_it_says_what_to_call():
-    tx = fo.sharded_over(fo.clip_by_global_norm(1.0))
-    w = torch.ones(2)
+    tx, w = fo.sharded_over(fo.clip_by_global_norm(1.0)), torch.ones(2)
     with pytest.raises(RuntimeError, match="init_process_group first"):
         tx.update(w, tx.init(w), w)
 
