@@ -7,7 +7,6 @@ import torch
 from helpers import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import distributed as dist
 
 from functional_optim import tree
 from functional_optim.replicas.coordinator import reduce_in_buckets
@@ -111,15 +110,6 @@ def test_a_tensor_larger_than_a_bucket_is_reduced_here_and_not_by_torchft():
     fragment._manager, fragment.should_quantize, fragment._allreduce_work = Manager(), False, []
     fragment._bucketize_and_allreduce(values, 16)
     assert [x.unique().tolist() for x in values] == [[1.0], [0.0], [0.0]]
-
-
-@pytest.fixture
-def mesh(tmp_path):
-    if not (dist.is_available() and dist.is_gloo_available()):
-        pytest.skip("needs gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    yield dist.init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_of_a_sharded_tensor_this_process_sends_its_part(mesh):

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 import functional_optim as fo
-from functional_optim.replicas import (
-    CutOff,
-    Delay,
-    Kill,
-    Replica,
-    Simulation,
-    Slow,
-)
+from functional_optim.replicas import CutOff, Delay, Kill, Replica, Simulation, Slow
 from functional_optim.replicas.simulation.faults import POINTS
 
 END = 6
@@ -29,25 +22,14 @@ class Momentum(NamedTuple):
     buffer: Tensor
 
 
-def lr(step: int) -> float:
-    return 0.5 / (1 + step)
-
-
 def momentum_by_hand() -> fo.GradientTransformation:
     """SGD with momentum and a schedule, in as few operations as can be."""
 
-    def init(params: Tensor) -> Momentum:
-        return Momentum(0, torch.zeros_like(params))
-
     def update(grads: Tensor, state: Momentum, params: Any = None) -> tuple[Tensor, Momentum]:
         buffer = state.buffer * 0.9 + grads
-        return buffer * -lr(state.step), Momentum(state.step + 1, buffer)
+        return buffer * (-0.5 / (1 + state.step)), Momentum(state.step + 1, buffer)
 
-    return fo.GradientTransformation(init, update)
-
-
-def first_params(rank: int, life: int) -> Tensor:
-    return torch.tensor([1.0 + rank, 2.0 + life])
+    return fo.GradientTransformation(lambda params: Momentum(0, torch.zeros_like(params)), update)
 
 
 def grad(params: Tensor, rank: int, seen: int) -> Tensor:
@@ -76,7 +58,8 @@ class Training:
 
     def __call__(self, group: Any) -> Any:
         replica = self.replica(group, self.tx)
-        now = replica.init(first_params(group.rank, group.life), extra={"seen": 0})
+        first = torch.tensor([1.0 + group.rank, 2.0 + group.life])
+        now = replica.init(first, extra={"seen": 0})
         while group.step < END:
             now = replica.start(now)
             if now.state.step >= END:

@@ -5,15 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from sampling import some
-from test_simulation import (
-    BOTH,
-    END,
-    Training,
-    bits,
-    check,
-    said,
-    simulate,
-)
+from test_simulation import BOTH, END, Training, bits, check, said, simulate
 
 from functional_optim.replicas import (
     CutOff,

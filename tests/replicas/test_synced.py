@@ -281,13 +281,16 @@ def test_an_outer_state_may_hold_parameters(outer, fragments):
     assert_close((found[1].params, found[1].state), (found[0].params, found[0].state), 1e-12)
 
 
-def test_the_state_of_fragments_is_saved_and_read():
+def test_the_state_of_fragments_is_saved_and_read_and_has_the_names_of_the_present():
     params = random(0)
     tx = fo.diloco(inner(), NESTEROV, 4, fragments=2)
     state = tx.init(params)
     saved = fo.state_dict(state, params)
     assert_same(fo.load_state_dict(tx.init(params), saved, params), state)
     assert "exp_avg" in str(fo.summary(tx, params))
+    now = fo.local_sgd(fo.adamw(0.25), 2).init(params)
+    assert fo.get(now, "lr").item() == 0.25
+    assert_same(fo.get(now, "exp_avg"), fo.tree.map(torch.zeros_like, params))
 
 
 def test_a_refused_fragment_goes_back_alone():
@@ -307,12 +310,6 @@ def test_a_refused_fragment_goes_back_alone():
     assert int(after.state.inner.step) == 6
     assert_same(after.state.outer, trees[3].state.outer)
     assert (int(after.state.turn), int(last.state.turn)) == (0, 1)
-
-
-def test_names_of_a_state_are_those_of_the_present():
-    now = fo.local_sgd(fo.adamw(0.25), 2).init({"w": torch.ones(2)})
-    assert fo.get(now, "lr").item() == 0.25
-    assert_same(fo.get(now, "exp_avg"), {"w": torch.zeros(2)})
 
 
 # ---------------------------------------------------------------- replicas that come back
