@@ -1,7 +1,5 @@
 """Many problems side by side: each as it would be alone, whatever its neighbours do."""
 
-from __future__ import annotations
-
 import fits
 import pytest
 import torch
@@ -75,12 +73,9 @@ def test_finished_problems_are_neither_moved_nor_evaluated_for_long(monkeypatch)
     x0[:3] = torch.tensor([-1.2, 1.0])
     sizes = []
 
-    def fun(x):
-        return rosenbrock(x)
-
     before = loop.advance
     monkeypatch.setattr(loop, "advance", lambda *a: (sizes.append(a[2].x.shape[0]), before(*a))[1])
-    found = fo.least_squares(fun, x0, batched=True)
+    found = fo.least_squares(rosenbrock, x0, batched=True)
     assert bool(found.success.all())
     assert found.nfev[3:].eq(1).all()  # they begin at the solution
     assert torch.equal(found.x[3:], x0[3:])

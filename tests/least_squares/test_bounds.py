@@ -1,7 +1,5 @@
 """Bounds: never evaluated outside, and no worse than the better of scipy's two methods."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Results are those of eager steps, and do not depend on neighbours, their order or threads.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 
@@ -13,7 +11,7 @@ import torch
 from fits import curves, decay
 
 import functional_optim as fo
-from functional_optim.kernels import lane_library, libraries
+from functional_optim.kernels import lane_library
 from functional_optim.kernels.tape import Tape
 from functional_optim.solvers import compiled, programs, slots
 
@@ -229,15 +227,6 @@ def test_fields_exchange_their_values():
         a, b = b, torch.cat([a[:, 1:], b[:, :1]], -1)
     assert torch.equal(states[0], a)
     assert torch.equal(states[1], b)
-
-
-def test_a_second_solve_builds_nothing(by_library):
-    x0, y = curves(30)
-    solve(decay, x0, y, compile=True)
-    count = libraries.count()
-    solve(decay, x0[:7], y[:7], compile=True)
-    assert libraries.count() == count
-    assert len(by_library) == 1
 
 
 def test_callbacks_and_histories_are_those_of_eager_steps(by_library):

@@ -1,7 +1,5 @@
 """Linear solvers against dense float64 solves, whatever the sizes and the damping."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

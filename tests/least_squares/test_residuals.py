@@ -1,7 +1,5 @@
 """Residuals and their Jacobians: plain, per sample, stacked; over trees; in blocks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ There is no GPU here. g++ compiles the program's text, which is CUDA C++, and ru
 after another on the device for tests; NVRTC compiles it where its package is installed.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import OrderedDict
 

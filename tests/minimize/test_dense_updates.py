@@ -1,7 +1,5 @@
 """Updates of dense quasi-Newton matrices, against the formulas of the papers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Known minima, with bounds and without, never outside of them, and no more work than scipy's."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -205,11 +203,8 @@ CASES = {
     "trust-ncg": (ValueError, "'trust-ncg'; pass 'newton-cg'", {"method": "trust-ncg"}),
     "crossed": (ValueError, "lower bound is above", {"bounds": (1.0, 0.0)}),
     "complex": (TypeError, "must be real", {"x0": torch.zeros(2, dtype=torch.complex128)}),
-    "args": (
-        ValueError,
-        "leading dimension",
-        {"x0": torch.zeros(3, 2), "args": (torch.zeros(2),), "batched": True},
-    ),
+    "args": (ValueError, "leading dimension", {"args": (torch.zeros(3),), "batched": True}),
+    "compile": (ValueError, "pass batched=True", {"compile": True}),
 }
 
 

@@ -1,7 +1,5 @@
 """Roots of one problem and of many, against scipy's; derivatives of roots and fixed points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -69,17 +67,6 @@ def test_roots_are_those_of_scipy(case, method):
     assert torch.allclose(small.x, found.x.float(), atol=1e-2 if case == "singular" else 1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_is_no_root_is_not_called_one(method):
-    """x² + 1 has a least value, and exp(−x) none."""
-    for fun in (lambda x: x**2 + 1, lambda x: torch.exp(x / 100) + 0.5):
-        found = fo.root(fun, torch.tensor([0.7], dtype=torch.float64), method=method)
-        assert not found.success
-        assert found.status in (-2, 0)
-    stuck = fo.root(freudenstein, torch.tensor([0.5, -2.0], dtype=torch.float64), method=method)
-    assert stuck.success == bool(stuck.fun.abs().max() < 1e-6)
-
-
 def test_broyden_evaluates_few_jacobians_and_never_ends_by_a_guess():
     x0, a = starts(20, 6)
     newton = fo.root(tridiagonal, x0, (a,), batched=True)
@@ -122,11 +109,6 @@ def test_bits_do_not_depend_on_neighbours_order_or_nan(method, n):
     assert torch.equal(whole.x[5], x0[5])
     good = torch.arange(37) != 5
     assert bool(whole.success[good].all())
-    for i in (0, 20, 36):
-        theirs = optimize.root(
-            lambda z, i=i: tridiagonal(torch.as_tensor(z), a[i]).numpy(), whole.x[i].numpy()
-        )
-        assert torch.allclose(torch.as_tensor(theirs.x), whole.x[i], atol=1e-8)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -183,6 +165,7 @@ WRONG = {
     "count": (ValueError, "returned 3 for 2", {"fun": lambda x: torch.cat([x, x[:1]])}),
     "finite": (ValueError, "not finite at x0", {"fun": lambda x: (x - 1).log()}),
     "complex": (TypeError, "must be real", {"x0": torch.zeros(2, dtype=torch.complex128)}),
+    "compile": (ValueError, "pass batched=True", {"compile": True}),
 }
 
 
@@ -195,27 +178,22 @@ def test_what_is_wrong_is_told_at_once(case, method):
         fo.root(given.pop("fun"), given.pop("x0"), **given)
 
 
-def test_the_limit_of_evaluations():
-    found = fo.root(rosenbrock, torch.tensor([-1.2, 1.0], dtype=torch.float64), max_nfev=2)
-    assert (found.status, found.nfev, found.success) == (0, 2, False)
-
-
 NO_ROOT = {
     "parabola": (lambda x: x * x + 1, torch.ones(1)),
+    "parabola from its side": (lambda x: x * x + 1, torch.full((1,), 0.7)),
     "constant": (lambda x: 0 * x + 1, torch.ones(1)),
-    "parallel lines": (
-        lambda x: torch.stack([x[0] + x[1] - 2, 2 * x[0] + 2 * x[1] - 5]),
-        torch.zeros(2),
-    ),
+    "parallel lines": (lambda x: torch.stack([x.sum() - 2, 2 * x.sum() - 5]), torch.zeros(2)),
+    "no least value": (lambda x: torch.exp(x / 100) + 0.5, torch.full((1,), 0.7)),
 }
 
 
-@pytest.mark.parametrize("method", ["newton", "lm", "broyden"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", NO_ROOT)
 def test_a_least_sum_of_squares_is_no_root(name, method):
     fun, x0 = NO_ROOT[name]
     found = fo.root(fun, x0.double(), method=method)
-    assert (found.status, found.success) == (-2, False)
+    assert not found.success
+    assert found.status == -2 or (found.status == 0 and name == "no least value")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

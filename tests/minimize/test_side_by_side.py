@@ -1,6 +1,6 @@
-"""Many minima side by side: each as it would be alone; derivatives of solutions."""
+"""Many minima side by side: each as it would be alone, compiled too; derivatives of solutions."""
 
-from __future__ import annotations
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from valleys import rosenbrock
 
 import functional_optim as fo
 from functional_optim import tree
-from functional_optim.solvers import slots
+from functional_optim.solvers import compiled, programs, slots
 
 FIELDS = ("x", "fun", "grad", "optimality", "nfev", "nit", "status", "active_mask")
 WAYS = [
@@ -105,9 +105,10 @@ def polished(a: Tensor, x: Tensor, free: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("bounds", [None, (None, 0.8)])
-def test_derivatives_of_solutions(bounds):
+@pytest.mark.parametrize("method", ["l-bfgs-b", "newton-cg"])
+def test_derivatives_of_solutions(method, bounds):
     x0, a = starts(3)
-    how = {"bounds": bounds, "gtol": 1e-9, "ftol": 0.0, "batched": True}
+    how = {"method": method, "bounds": bounds, "gtol": 1e-9, "ftol": 0.0, "batched": True}
     found = fo.minimize(valley, x0, (a,), **how)
     assert bool(found.success.all())
 
@@ -130,29 +131,87 @@ def test_derivatives_of_solutions(bounds):
         assert not J[at_bound].any()
 
 
-def test_second_derivatives():
-    x0, a = starts(1)
-
-    def f(a: Tensor) -> Tensor:
-        return fo.minimize(valley, x0[0], (a,), gtol=1e-9, ftol=0.0).x[1]
-
-    H = torch.func.hessian(f)(a[0])
-    along = torch.randn(5, dtype=torch.float64)
-    slope = torch.func.grad(f)
-    difference = (slope(a[0] + 1e-5 * along) - slope(a[0] - 1e-5 * along)) / 2e-5
-    assert torch.allclose(H @ along, difference, atol=1e-4, rtol=1e-4)
+# ---------------------------------------------------------------- compiled
+def solved(method: str, x0: Tensor, a: Tensor, **how: Any) -> Any:
+    if method in ("newton", "broyden"):
+        return fo.root(torch.func.grad(valley), x0, (a,), method=method, batched=True, **how)
+    return fo.minimize(valley, x0, (a,), method=method, bounds=(-1.5, 0.8), batched=True, **how)
 
 
-def test_without_implicit_the_solution_is_a_constant():
-    x0, a = starts(1)
-    a = a[0].requires_grad_()
-    assert fo.minimize(valley, x0[0], (a,)).x.requires_grad
-    assert not fo.minimize(valley, x0[0], (a,), implicit=False).x.requires_grad
+@pytest.mark.parametrize(
+    "method", ["l-bfgs-b", "bfgs", "ssbroyden", "newton-cg", "newton", "broyden"]
+)
+def test_one_graph_or_library_solves_any_number_of_problems(method, fresh_dynamo, monkeypatch):
+    graphs = []
+    compile = torch.compile
+
+    def counted(fn, **how):
+        how.pop("options", None)
+
+        def record(graph, example):
+            graphs.append(graph)
+            return graph.forward
+
+        return compile(fn, **how, backend=record)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(compiled, "BLOCK", 64)
+    compiled._steps.clear()
+    x0, a = starts(150)
+    a[7] = torch.nan
+    eager = solved(method, x0, a)
+    assert not graphs
+    found = solved(method, x0, a, compile=True)
+    count = int(method == "newton-cg")
+    assert len(graphs) == count
+    assert int(found.status[7]) == -1
+    assert torch.equal(found.success, eager.success)
+    good = eager.success
+    value = valley if method not in ("newton", "broyden") else lambda x, a: x.sum()
+    f = [torch.vmap(value)(r.x[good], a[good]) for r in (found, eager)]
+    assert torch.allclose(*f, rtol=1e-6)
+    order = torch.randperm(150)
+    mixed = solved(method, x0[order], a[order], compile=True)
+    assert torch.equal(mixed.x, found.x[order])
+    few = solved(method, x0[20:30], a[20:30], compile=True)
+    assert torch.equal(few.x, found.x[20:30])
+    assert len(graphs) == count
+    compiled._steps.clear()
 
 
-def test_a_solver_under_vmap_is_an_error():
-    x0, a = starts(3)
-    with pytest.raises(ValueError, match="pass batched=True"):
-        torch.vmap(lambda x, a: fo.minimize(valley, x, (a,)).x)(x0, a)
-    with pytest.raises(ValueError, match="pass batched=True"):
-        torch.vmap(lambda x, a: fo.root(lambda x, a: x - a, x, (a,)).x)(x0, a)
+def test_inside_of_transforms_all_runs_eagerly(monkeypatch):
+    def refused(fn, **how):
+        def graph(*args):
+            raise AssertionError("a graph was called")
+
+        return graph
+
+    monkeypatch.setattr(torch, "compile", refused)
+    compiled._steps.clear()
+    programs._known.clear()
+    x0, a = torch.ones(3, 2, dtype=torch.float64), torch.full((3, 2), 2.0, dtype=torch.float64)
+    solvers = [
+        lambda a, **how: fo.minimize(lambda x, a: ((x - a) ** 2).sum(), x0, (a,), **how),
+        lambda a, **how: fo.root(lambda x, a: x**2 - a, x0, (a,), **how),
+        lambda a, **how: fo.least_squares(lambda x, a: x**2 - a, x0, (a,), **how),
+    ]
+    for solver in solvers:
+        plain, graph = [
+            torch.func.jacrev(lambda a, s=solver, c=c: s(a, batched=True, compile=c).x)(a)
+            for c in (False, True)
+        ]
+        assert torch.equal(plain, graph)
+        assert plain.any()
+        assert not programs._known
+        solver(a, batched=True, compile=True)
+        assert programs._known
+        programs._known.clear()
+    compiled._steps.clear()
+
+
+@pytest.mark.full
+def test_a_graph_rounds_as_torch_does(fresh_dynamo):
+    """Inductor left out the rounding of x to a half type."""
+    x = torch.rand(5, generator=torch.Generator().manual_seed(0))
+    graph = compiled.in_blocks(object(), lambda x, own: x.bfloat16().float() - own)
+    assert torch.equal(graph(x, torch.ones(5)), x.bfloat16().float() - 1)
