@@ -176,12 +176,9 @@ def test_parts_of_a_partition_have_their_own_averages():
     opt = adapters.AveragingOptimizer(named, two_averages, lr=0.1, compile=False)
     tx = two_averages(0.1)
     params = {name: p.detach().clone() for name, p in named}
-    state = tx.init(params)
-    for _ in range(3):
-        grads = {name: torch.ones(3) for name in params}
-        step_object(opt, [[*grads.values()]])
-        updates, state = tx.update(grads, state, params)
-        params = fo.apply_updates(params, updates)
+    grads = [{name: torch.ones(3) for name in params}] * 3
+    step_object(opt, grads)
+    params, _ = run(tx, params, grads)
     opt.eval()
     assert_close([p.detach() for _, p in named], [torch.full((3,), 0.8)] * 2, 1e-6)
     opt.train()

@@ -66,12 +66,15 @@ def compare(drop_in, steps=10, tolerance=1e-10, **hyper):
 
 
 @every_drop_in
-def test_is_an_instance_of_torchs_class(drop_in):
-    opt = drop_in([torch.zeros(2, 2)])
-    assert isinstance(opt, original(drop_in))
-    assert type(opt).__name__ == original(drop_in).__name__
+def test_is_an_instance_of_torchs_class_and_has_its_defaults(drop_in):
+    theirs, ours = (cls([torch.zeros(2, 2)]) for cls in (original(drop_in), drop_in))
+    assert isinstance(ours, original(drop_in))
+    assert type(ours).__name__ == original(drop_in).__name__
     for other in INFOS:  # an AdamW is an Adam
         assert issubclass(drop_in, other) == issubclass(original(drop_in), original(other))
+    assert ours.defaults == theirs.defaults
+    for a, b in zip(ours.param_groups, theirs.param_groups, strict=True):
+        assert {**a, "params": None} == {**b, "params": None}
 
 
 @every_drop_in
@@ -88,14 +91,6 @@ def test_the_signature_is_torchs_and_two_keywords(drop_in):
         assert (more.name, more.kind, more.default) == ("stored", more.KEYWORD_ONLY, None)
         last, more = more, last
     assert (more.name, more.kind, more.default) == ("compile", more.KEYWORD_ONLY, True)
-
-
-@every_drop_in
-def test_defaults_and_groups_have_torchs_keys_and_values(drop_in):
-    theirs, ours = (cls([torch.zeros(2, 2)]) for cls in (original(drop_in), drop_in))
-    assert ours.defaults == theirs.defaults
-    for a, b in zip(ours.param_groups, theirs.param_groups, strict=True):
-        assert {**a, "params": None} == {**b, "params": None}
 
 
 def other(x):
@@ -122,16 +117,17 @@ def test_every_configuration_of_torchs_tests(drop_in, entry):
     compare(drop_in, tolerance=1e-6 if as_tensor else 1e-10, **entry.kwargs)
 
 
-@pytest.mark.parametrize(
-    ("drop_in", "flags"),
-    [
-        pytest.param(drop_in, {flag: value}, id=f"{drop_in.__name__}-{flag}-{value}")
-        for drop_in in INFOS
-        for flag in ("foreach", "fused")
-        for value in (True, False)
-        if flag in inspect.signature(drop_in).parameters
-    ],
-)
+FLAGS = [{flag: value} for flag in ("foreach", "fused") for value in (True, False)]
+FLAGS.append({"fused": True, "capturable": True})  # torch's fused step is the same, captured or not
+FLAGGED = [
+    pytest.param(drop_in, flags, id=f"{drop_in.__name__}-{flags}")
+    for drop_in in INFOS
+    for flags in FLAGS
+    if flags.keys() <= inspect.signature(drop_in).parameters.keys()
+]
+
+
+@pytest.mark.parametrize(("drop_in", "flags"), FLAGGED)
 def test_flags_of_torchs_implementation_change_nothing(drop_in, flags):
     opt = compare(drop_in, tolerance=1e-6, **flags)  # torch's foreach ASGD counts in float32
     leaves_steps_out = getattr(opt, "_step_supports_amp_scaling", False)
@@ -262,18 +258,6 @@ def test_a_parameter_that_is_appended_to_a_named_group_steps():
     a.grad = b.grad = torch.ones(2)
     opt.step()
     assert_close(a.detach(), b.detach(), 1e-6)
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW"])
-def test_a_checkpoint_of_a_captured_fused_run_goes_on_on_the_cpu(name):
-    """torch's fused step is the same, captured or not."""
-    ends = []
-    for cls in (getattr(adapters, name), getattr(torch.optim, name)):
-        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-        opt = cls([p], lr=0.1, fused=True, capturable=True)
-        step_object(opt, [[torch.ones(3, dtype=torch.float64)]] * 2)
-        ends.append(p.detach())
-    assert_close(*ends, 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from algorithm_pages import CLASSES
-from helpers import (
-    as_parameters,
-    assert_close,
-    copy_of,
-    make_grads,
-    make_params,
-    run,
-    step_object,
-)
+from helpers import as_parameters, assert_close, copy_of, make_grads, make_params, run, step_object
 
 import functional_optim as fo
 from functional_optim import adapters

@@ -149,10 +149,7 @@ TYPES = [
     (lambda: free(fo.mezo, tx=fo.adam, lr=0.1), "the method and tx both take eps"),
     (lambda: free(fo.estimators.forward_gradient, **SGD), "a closure cannot be"),
     (lambda: free(search.snes(4, 0.1), seed=0.5), "needs an integer as its seed"),
-    (
-        lambda: adapters.AveragingOptimizer([p()], fo.sgd, lr=0.1),
-        "schedule_free or gpa",
-    ),
+    (lambda: adapters.AveragingOptimizer([p()], fo.sgd, lr=0.1), "schedule_free or gpa"),
     (lambda: tolerant(coordinator=3), "a coordinator or a torchft Manager"),
     (lambda: tolerant(optimizer=3), "torch optimizer is needed"),
     (lambda: tolerant(optimizer=torch.optim.LBFGS([p()])), "several trial points"),

@@ -25,11 +25,11 @@ def start() -> Tensor:
     return torch.tensor([-1.2, 1.0, 0.4, -0.3], dtype=torch.float64)
 
 
-def stepped(tx: Any, updates: int, x: Tensor) -> tuple[Tensor, Any]:
+def stepped(tx: Any, updates: int, x: Any, fn: Any = value_and_grad) -> tuple[Any, Any]:
     state = tx.init(x)
     for _ in range(updates):
-        value, grads = value_and_grad(x)
-        u, state = tx.update(grads, state, x, value=value, value_and_grad=value_and_grad)
+        value, grads = fn(x)
+        u, state = tx.update(grads, state, x, value=value, value_and_grad=fn)
         x = fo.apply_updates(x, u)
     return x, state
 
@@ -72,8 +72,6 @@ def test_an_optimizer_object_takes_the_steps_of_its_transformation(name):
     assert float(first.detach()) == losses[0]
     opt.step(closure)
     moving = {k: p for k, p in before.items() if k != "2.bias"}
-    tx = MAKE[name][0](max_iter=7)
-    state = tx.init(moving)
 
     def fn(p: Any) -> tuple[Tensor, Any]:
         def loss(p: Any) -> Tensor:
@@ -82,11 +80,7 @@ def test_an_optimizer_object_takes_the_steps_of_its_transformation(name):
 
         return torch.func.grad_and_value(loss)(p)[::-1]
 
-    p = moving
-    for _ in range(2):
-        value, grads = fn(p)
-        u, state = tx.update(grads, state, p, value=value, value_and_grad=fn)
-        p = fo.apply_updates(p, u)
+    p, state = stepped(MAKE[name][0](max_iter=7), 2, moving, fn)
     for key, mine in net.named_parameters():
         expected = p.get(key, before[key])
         assert torch.allclose(mine.detach(), expected, rtol=1e-6, atol=1e-9), key
