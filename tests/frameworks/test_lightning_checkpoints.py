@@ -99,8 +99,10 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("half", [1, 2])
-@pytest.mark.parametrize("scene", SCENES)
+HALVES = [(x, half) for x in SCENES for half in ((1, 2) if "finetuning" in x else (1,))]
+
+
+@pytest.mark.parametrize(("scene", "half"), HALVES)
 def test_resuming_between_two_epochs_is_bitwise(pl, scene, half, tmp_path):
     """With finetuning, before the new group is there, and with it."""
 
@@ -258,7 +260,6 @@ COARSE = {
 }
 """torch's steps in half precision round after each operation, ours once: how far they may part."""
 
-names = pytest.mark.parametrize("name", ROWS)
 precisions = pytest.mark.parametrize("precision", PRECISIONS)
 
 
@@ -281,7 +282,7 @@ def run(pl, make, precision, kind=None, **kwargs):
 
 
 @precisions
-@names
+@pytest.mark.parametrize("name", ROWS)
 def test_a_plugin_trains_as_with_torchs(pl, name, precision):
     theirs, ours = (run(pl, of(kind), precision) for kind in pair(name))
     dtype = PRECISIONS[precision]
@@ -295,12 +296,11 @@ def test_a_plugin_trains_as_with_torchs(pl, name, precision):
 
 @pytest.mark.parametrize("how", ["norm", "value"])
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
-@names
-def test_a_mixed_trainer_clips_unscaled_gradients(pl, name, precision, how):
+def test_a_mixed_trainer_clips_unscaled_gradients(pl, precision, how):
     args = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": how}
-    theirs, ours = (run(pl, of(kind), precision, **args) for kind in pair(name))
+    theirs, ours = (run(pl, of(kind), precision, **args) for kind in pair("AdamW"))
     assert_close(ours[0][0], theirs[0][0], 1e-4)
-    free = run(pl, of(pair(name)[1]), precision)
+    free = run(pl, of(pair("AdamW")[1]), precision)
     assert not torch.allclose(ours[0][0][0], free[0][0][0], atol=1e-6)
 
 
@@ -375,10 +375,3 @@ def test_resuming_is_bitwise_in_every_precision(pl, kind, precision, tmp_path):
     if precision == "16-mixed":
         saved = torch.load(tmp_path / "half.ckpt", weights_only=True)
         assert saved["MixedPrecision"]["scale"] > 1
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "16-mixed"])
-def test_compiled_kernels_train_in_half_precision(pl, precision):
-    runs = [run(pl, of(adapters.AdamW, compile=how), precision) for how in (False, "strict")]
-    assert_close(runs[1][0][0], runs[0][0][0], COARSE[PRECISIONS[precision]])
-    pl.assert_moved(runs[1])

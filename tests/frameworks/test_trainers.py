@@ -94,10 +94,6 @@ def accelerated(kind, case, folder=None, resume=None, clip="norm"):
     return Seen(values(model), history, opt.state_dict())
 
 
-def clipped_by_value(*args, **options):
-    return accelerated(*args, **options, clip="value")
-
-
 # ---------------------------------------------------------------- ignite
 class Engine:
     """A supervised trainer over a row's optimizer, its losses and learning rates."""
@@ -229,7 +225,7 @@ def trained(kind, case, folder=None, resume=None, **options):
 # ---------------------------------------------------------------- all of them
 ALL = {
     "accelerate": accelerated,
-    "accelerate, by value": clipped_by_value,
+    "accelerate, by value": lambda *args, **more: accelerated(*args, **more, clip="value"),
     "ignite": supervised,
     "lightning": lightened,
     "transformers": trained,
@@ -241,18 +237,13 @@ pytestmark = [
 every_trainer = pytest.mark.parametrize("run", ALL.values(), ids=ALL)
 
 
-def takes(run, case):
-    """The Trainer's model has vectors, which some algorithms do not take."""
-    return run is not trained or case.dim is None
-
-
 def with_trainers(rows):
-    """A parameter of rows, and one of the trainers that take them."""
+    """A parameter of rows, and one of the trainers: the Trainer's model has vectors."""
     pairs = [
         pytest.param(*one.values, run, id=f"{one.id}-{name}", marks=one.marks)
         for one in rows.args[1]
         for name, run in ALL.items()
-        if takes(run, *one.values)
+        if run is not trained or one.values[0].dim is None
     ]
     return pytest.mark.parametrize(("case", "run"), pairs)
 

@@ -1,4 +1,4 @@
-"""Loops around an optimizer that others have written: scalers, averages, casts, hooks."""
+"""Loops around an optimizer that others have written: scalers, casts, hooks."""
 
 import copy
 
@@ -21,7 +21,6 @@ from loops import (
     stock,
     values,
 )
-from torch.optim import swa_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint_sequential
 
@@ -100,19 +99,6 @@ def two_of_one_scaler(kind, case):
     return [values(model) for model, _ in pairs], history
 
 
-def swapped(kind, case):
-    """An average takes the parameters' place for good."""
-    model, opt = make(kind, case)
-    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
-    for i, x in enumerate(batches(8)):
-        backward(model, opt, x)
-        opt.step()
-        average.update_parameters(model)
-        if i == 3:
-            model.load_state_dict(average.module.state_dict())
-    return values(model), values(average.module)
-
-
 def recomputed(kind, case):
     """`set_to_none=False` leaves zeros, which are gradients: decay and momentum go on."""
     model, opt = make(kind, case)
@@ -130,7 +116,6 @@ LOOPS = {
     "scaled": scaled,
     "unscaled and clipped": unscaled_and_clipped,
     "two of one scaler": two_of_one_scaler,
-    "swapped": swapped,
     "recomputed": recomputed,
 }
 
@@ -314,36 +299,6 @@ def test_where_a_step_rounds_nothing_a_cast_loop_is_torchs_bit_for_bit(kind, dty
     """A power of two as learning rate: one rounding a step, here as there."""
     mine = cast_run(kind, row("sgd"), dtype, lr=2.0**-4)
     assert_same(mine, cast_run(stock, row("sgd"), dtype, lr=2.0**-4))
-
-
-# ---------------------------------------------------------------- recipes that do it themselves
-def of_recipe(recipe, model, **hyper):
-    return adapters.Optimizer(model.parameters(), recipe, compile=False, **hyper)
-
-
-@every_row
-def test_micro_batches_are_one_large_batch(case):
-    """In the recipe, by hand with torch's optimizer, and as one large batch."""
-
-    def accumulating(**hyper):
-        return fo.accumulate(case.recipe(**hyper), every=3)
-
-    whole, opt = make(general, case)
-    theirs, stocks = make(stock, case)
-    mine = make_model(case)
-    collecting = of_recipe(accumulating, mine, **case.hyper)
-    for x in batches(3):
-        backward(whole, opt, x)
-        opt.step()
-        stocks.zero_grad()
-        for part in x.split(2):
-            (loss_of(theirs, part) / 3).backward()
-            backward(mine, collecting, part)
-            collecting.step()
-        stocks.step()
-    # Rprop looks at signs, where a sum in another order may be 1e-17 for 0
-    assert_close(values(mine), values(whole), max(EXACT, case.rounding))
-    assert_close(values(mine), values(theirs), max(EXACT, case.rounding))
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])

@@ -207,11 +207,6 @@ def test_a_recipe_over_a_divided_model_is_one_process_and_resumes(pl, tensor, tw
         assert_close(mine["resumed"], alone, EXACT)
 
 
-def test_lightning_itself_has_no_fsdp_strategy_without_a_gpu(pl):
-    with pytest.raises(ValueError, match="`fsdp` requires a GPU accelerator"):
-        pl.trainer(strategy="fsdp", devices=WORLD)
-
-
 def passes(case, count=1):
     """The parameters that one process has after each pass over the data, in batches of both."""
     model, opt, scheduler = made(case)
