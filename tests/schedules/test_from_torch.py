@@ -102,9 +102,7 @@ SCHEDULERS = {
         o, [torchs.ExponentialLR(o, 0.9), torchs.OneCycleLR(o, 0.3, total_steps=200)], [30]
     ),
     "sequential-cosine-one-cycle": lambda o: torchs.SequentialLR(
-        o,
-        [torchs.CosineAnnealingLR(o, 9, 0.01), torchs.OneCycleLR(o, 0.3, total_steps=190)],
-        [40],
+        o, [torchs.CosineAnnealingLR(o, 9, 0.01), torchs.OneCycleLR(o, 0.3, total_steps=190)], [40]
     ),
     "chained": lambda o: torchs.ChainedScheduler(
         [

@@ -77,15 +77,11 @@ def test_numbers_may_be_tensors(name):
         assert found.item() == pytest.approx(wanted(count), rel=1e-13, abs=1e-15)
 
 
-def value_names(settings):
-    """The arguments that are floats: values, not lengths."""
-    return [name for name, x in settings.items() if isinstance(x, float)]
-
-
 GRADIENTS = [
     pytest.param(name, argument, id=f"{name}-{argument}")
     for name, (_, settings) in EVERY.items()
-    for argument in value_names(settings)
+    for argument, x in settings.items()
+    if isinstance(x, float)  # a value, no length
 ]
 
 

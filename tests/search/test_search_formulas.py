@@ -258,16 +258,10 @@ def follows(row, method, state):
                 assert (found - expected).norm() <= 1e-9 * expected.norm(), (step, field)
 
 
-@pytest.mark.parametrize("name", FILE["rows"])
-def test_the_state_is_pycmas(name):
-    row = FILE["rows"][name]
-    follows(row, *full(row))
-
-
-@pytest.mark.parametrize("name", FILE["diagonal"])
-def test_the_diagonal_is_pycmas(name):
-    row = FILE["diagonal"][name]
-    follows(row, *diagonal(row))
+@pytest.mark.parametrize("start", [full, diagonal], ids=["rows", "diagonal"])
+def test_states_are_pycmas(start):
+    for row in FILE["rows" if start is full else "diagonal"].values():
+        follows(row, *start(row))
 
 
 def test_the_stored_runs_hold_the_path_back():
@@ -336,30 +330,23 @@ BAD = {
     "max_change in": lambda: search.pgpe(8, 0.1, fo.sgd(0.1), max_change=1.0),
     "shape \\(8,\\), but got \\(7,\\)": lambda: told(torch.zeros(7)),
     "shape \\(8,\\), but got list": lambda: told([0.0] * 8),
+    "differ at": lambda: told(torch.zeros(8), torch.zeros(7, D)),
+}
+KINDS = {
+    "integer as its population": lambda: search.snes(8.0, 0.1),
+    "takes a transformation": lambda: search.openai_es(8, 0.1, fo.adam),
+    "dtype torch.int64": lambda: search.snes(8, 0.1).init(torch.arange(3)),
+    "snes needs an integer as its seed": lambda: search.snes(8, 0.1).init(START, seed=0.5),
 }
 
 
-def told(fitness):
+def told(fitness, given=None):
     method = search.snes(8, 0.1)
     candidates, state = method.ask(method.init(START))
-    return method.tell(candidates, fitness, state)
+    return method.tell(candidates if given is None else given, fitness, state)
 
 
-@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("message", BAD | KINDS)
 def test_bad_values_are_named(message):
-    with pytest.raises(ValueError, match=message):
-        BAD[message]()
-
-
-def test_wrong_kinds_are_named():
-    with pytest.raises(TypeError, match="integer as its population"):
-        search.snes(8.0, 0.1)
-    with pytest.raises(TypeError, match="takes a transformation"):
-        search.openai_es(8, 0.1, fo.adam)
-    with pytest.raises(TypeError, match=r"dtype torch\.int64"):
-        search.snes(8, 0.1).init(torch.arange(3))
-    with pytest.raises(TypeError, match="snes needs an integer as its seed"):
-        search.snes(8, 0.1).init(START, seed=0.5)
-    method = search.snes(8, 0.1)
-    with pytest.raises(ValueError, match="differ at"):
-        method.tell(torch.zeros(7, D), torch.zeros(8), method.init(START))
+    with pytest.raises(TypeError if message in KINDS else ValueError, match=message):
+        (BAD | KINDS)[message]()

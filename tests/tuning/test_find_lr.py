@@ -68,31 +68,19 @@ def sweep(tx_factory=fo.adamw, values=RATES, given=None, loss_fn=loss_fn, params
     return fo.find_lr(loss_fn, tx_factory, params, given, values=values, **options)
 
 
-def clipped(lr):
-    return fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr))
-
-
-def warmed(lr):
-    return fo.adamw(fo.schedules.warmup_cosine(0.0, lr, 2, 10))
-
-
-def muon_adamw(lr):
-    return fo.muon_adamw(lr, lr, muon=lambda path, p: p.dim() == 2, ns_dtype=torch.float64)
-
-
-def parted(lr):
-    return fo.partition({"on": fo.adam(lr), "off": fo.freeze()}, {"scale": "off", "*": "on"})
-
-
 RECIPES = {
     "adamw": fo.adamw,
     "momentum": lambda momentum: fo.sgd(0.1, momentum=momentum),
-    "clipped": clipped,
-    "warmed": warmed,
-    "muon_adamw": muon_adamw,
+    "clipped": lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr)),
+    "warmed": lambda lr: fo.adamw(fo.schedules.warmup_cosine(0.0, lr, 2, 10)),
+    "muon_adamw": lambda lr: fo.muon_adamw(
+        lr, lr, muon=lambda path, p: p.dim() == 2, ns_dtype=torch.float64
+    ),
     "soap": lambda lr: fo.soap(lr, precondition_frequency=1),
     "came": fo.came,
-    "parted": parted,
+    "parted": lambda lr: fo.partition(
+        {"on": fo.adam(lr), "off": fo.freeze()}, {"scale": "off", "*": "on"}
+    ),
     "stored": lambda lr: fo.stored(fo.adam(lr), "int8", block_size=16, min_size=0),
     "momo": fo.momo,
     "sam": lambda rho: fo.sam(fo.sgd(0.1), rho),
@@ -229,10 +217,7 @@ class Net(nn.Module):
 
 
 def loss_of(net):
-    def loss_fn(params, x, y):
-        return (functional_call(net, params, (x,)) - y).square().mean()
-
-    return loss_fn
+    return lambda params, x, y: (functional_call(net, params, (x,)) - y).square().mean()
 
 
 def detached(net):

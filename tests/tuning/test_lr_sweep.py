@@ -103,15 +103,10 @@ def axes():
     return Figure().subplots()
 
 
-def lines_of(axes):
-    """The points of each line of a plot, by its label."""
-    return {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
-
-
 def test_the_curve_has_all_values(axes):
     found = sweep([3.0, 1.05, 1.0, 90.0, NAN], name="peak")
     assert found.plot(axes) is axes
-    lines = lines_of(axes)
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
     assert [x for x in lines["_child0"] if not math.isnan(x[1])] == [[1, 3], [2, 1.05], [3, 1]]
     assert [x for x, _ in lines["diverged, or far above the first loss"]] == [4, 5]
     assert lines["best: 3"] == [[3, 1]]

@@ -67,12 +67,9 @@ def test_nothing_stands_out_in_a_good_training():
     assert f"Nothing stands out in {STEPS} records." in str(fo.report(history))
 
 
-def test_a_rate_too_high():
+def test_a_rate_too_high_or_too_low():
     assert found(trained(lr=0.2)) == ["high"]
     assert found(trained(lr=0.5)) == ["rising", "high", "clipped"]
-
-
-def test_a_rate_too_low():
     assert found(trained(lr=1e-6)) == ["low"]
 
 
