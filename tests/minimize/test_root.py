@@ -39,6 +39,10 @@ def swapped(x: Tensor) -> Tensor:
     return torch.stack([x[1].exp() - 2, x[2] - x[1] ** 2, x[0] ** 3 - 5])
 
 
+def parabola_and_line(x: Tensor) -> Tensor:
+    return torch.stack([x[0] ** 2 + x[1] - 2, 3 * x[0] + x[1] - 4])
+
+
 CASES = {
     "rosenbrock": (rosenbrock, [-1.2, 1.0]),
     "helix": (helix, [-1.0, 0.1, 0.0]),
@@ -46,6 +50,7 @@ CASES = {
     "swapped": (swapped, [1.0, 0.0, 1.0]),
     "singular": (lambda x: x**2, [1.0, 2.0]),
     "at zero": (torch.sin, [0.5, -0.5]),
+    "singular at the start": (parabola_and_line, [1.5, 1.0]),
 }
 
 
@@ -176,6 +181,13 @@ def test_what_is_wrong_is_told_at_once(case, method):
     given = {"fun": rosenbrock, "x0": torch.zeros(2), "method": method, **change}
     with pytest.raises(error, match=text):
         fo.root(given.pop("fun"), given.pop("x0"), **given)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_limit_of_evaluations(method):
+    x0 = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    found = fo.root(rosenbrock, x0, method=method, max_nfev=2)
+    assert (found.status, found.nfev, found.success) == (0, 2, False)
 
 
 NO_ROOT = {
