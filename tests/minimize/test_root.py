@@ -183,6 +183,12 @@ def test_what_is_wrong_is_told_at_once(case, method):
         fo.root(given.pop("fun"), given.pop("x0"), **given)
 
 
+def test_a_linear_system_takes_one_step_whatever_is_on_its_diagonal():
+    A = torch.tensor([[0.0, 2.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 3.0]], dtype=torch.float64)
+    found = fo.root(lambda x: A @ x - 1, torch.zeros(3, dtype=torch.float64))
+    assert (found.success, found.nit) == (True, 1)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_limit_of_evaluations(method):
     x0 = torch.tensor([-1.2, 1.0], dtype=torch.float64)
