@@ -1,11 +1,20 @@
-"""Noise: counter-based, so the same wherever and whenever it is made."""
+"""Noise: counter-based, so the same wherever, however and whenever it is made."""
 
 import math
 
 import pytest
 import torch
 from gpu.drivers import Host, installed
-from helpers import assert_close, assert_same, clone, run, through_file
+from helpers import (
+    assert_close,
+    assert_same,
+    clone,
+    make_grads,
+    make_params,
+    run,
+    step_object,
+    through_file,
+)
 from ways import by_eager_object, by_function, by_object, by_update
 
 import functional_optim as fo
@@ -13,6 +22,7 @@ from functional_optim import adapters
 from functional_optim.core import draws, randomness
 from functional_optim.kernels import gpu_normals, normals
 
+CPU = torch.device("cpu")
 KNOWN = (
     (0x00000000, (0x00000000, 0x00000000), (0xFF1DAE59, 0x6CD10DF2)),
     (0xFFFFFFFF, (0xFFFFFFFF, 0xFFFFFFFF), (0x2C3F628B, 0xAB4FD7AD)),
@@ -43,36 +53,28 @@ def test_keys_are_those_of_splitmix():
 
 
 def many_normals(key, n):
-    return randomness.normal(torch.tensor(key), (n,), torch.float32, torch.device("cpu"))
+    return randomness.normal(torch.tensor(key), (n,), torch.float32, CPU)
+
+
+def by_threads(counts, draw):
+    """What is drawn with each number of threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in counts:
+            torch.set_num_threads(count)
+            found.append(draw())
+    finally:
+        torch.set_num_threads(before)
+    return found
 
 
 @pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_library_makes_the_same_normal_numbers(key, threads, monkeypatch):
+def test_a_library_makes_the_same_normal_numbers(key, monkeypatch):
     """Up to the rounding of logarithm, sine and cosine; an odd count leaves the last one out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = many_normals(key, 100_001)
-    finally:
-        torch.set_num_threads(before)
+    found = by_threads((1, 2), lambda: many_normals(key, 100_001))
     monkeypatch.setattr(normals, "fill", lambda out, key: False)
     expected = many_normals(key, 100_001)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-
-
-def test_many_normal_numbers_are_normal():
-    n = 1 << 20
-    x, _ = many_normals(3, n).double().sort()
-    ranks = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    gap = (torch.special.ndtr(x) - ranks).abs().max()
-    assert gap < 1.63 / n**0.5  # Kolmogorov and Smirnov's test, 1 %
-    far = int((x.abs() > 4).sum())
-    assert abs(far - 6.334e-5 * n) < 5 * (6.334e-5 * n) ** 0.5
-    x = many_normals(3, n).double()
-    for lag in (1, 2, 4096, n // 2):
-        assert (x[lag:] * x[:-lag]).mean().abs() < 5 / (n - lag) ** 0.5
-    assert (x * many_normals(4, n).double()).mean().abs() < 5 / n**0.5
+    torch.testing.assert_close(found, [expected] * 2, rtol=0, atol=2e-6)
 
 
 def test_a_kernel_makes_the_same_bits(fresh_dynamo):
@@ -93,11 +95,8 @@ SHAPES = [(3, 2), (), (0, 4), (5,), (2, 2, 2), (1,)]
 
 @pytest.mark.parametrize("signs", [False, True])
 def test_a_compiled_step_draws_the_same_for_all_leaves_at_once(signs, fresh_dynamo):
-    dtypes = [torch.float32, torch.float64] * 3
-    wanted = [
-        draws.Wanted(f"leaf.{k}", shape, dtype, torch.device("cpu"))
-        for k, (shape, dtype) in enumerate(zip(SHAPES, dtypes, strict=True))
-    ]
+    kinds = enumerate(zip(SHAPES, [torch.float32, torch.float64] * 3, strict=True))
+    wanted = [draws.Wanted(f"leaf.{k}", shape, dtype, CPU) for k, (shape, dtype) in kinds]
     sizes = []
 
     def backend(graph, inputs):
@@ -150,18 +149,6 @@ def noise(seed=0, steps=1, names=("a",), size=20_000, eta=1.0, gamma=0.0):
     return torch.stack(found)
 
 
-def test_the_noise_is_normal():
-    z = noise(size=200_000)[0, 0]
-    n = z.numel()
-    moments = [z.mean(), z.square().mean() - 1, z.pow(3).mean(), z.pow(4).mean() - 3]
-    for moment, deviation in zip(moments, [1, 2, 15, 96], strict=True):
-        assert abs(moment) < 4 * math.sqrt(deviation / n)
-    ordered = z.sort().values
-    below = 0.5 * (1 + torch.erf(ordered / math.sqrt(2)))
-    empirical = torch.arange(1, n + 1, dtype=torch.float64) / n
-    assert (below - empirical).abs().max() < 1.95 / math.sqrt(n)  # Kolmogorov, 0.1 %
-
-
 def test_leaves_steps_seeds_and_entries_are_independent():
     n = 20_000
     rows = [*noise(3, 3, ("a", "b", "c")).reshape(9, n), *noise(4, 2).reshape(2, n)]
@@ -202,10 +189,10 @@ def test_a_gradient_gets_noise_in_its_own_width():
     tx = fo.add_noise(1.0, 0.0, 0)
     g = {
         "half": torch.ones(3, dtype=torch.bfloat16),
-        "complex": torch.ones(2, 500, dtype=torch.complex64),
-        "sparse": torch.eye(3).to_sparse(),
         "none": None,
+        "sparse": torch.eye(3).to_sparse(),
     }
+    g |= {"complex": torch.ones(2, 500, dtype=torch.complex64)}
     p = {**g, "sparse": torch.zeros(3, 3), "none": torch.zeros(2)}
     u, _ = tx.update(g, tx.init(p), p)
     assert u["half"].dtype == torch.float32
@@ -301,3 +288,163 @@ def test_paths_drawn_together_have_the_numbers_that_they_have_alone():
     together = draws.like(key, params)
     alone = fo.tree.map_with_path(lambda path, p: draws.leaf(key, path, p), params)
     assert all(map(torch.equal, fo.tree.leaves(together), fo.tree.leaves(alone)))
+
+
+def keys_of(first, second):
+    return torch.tensor([randomness.signed(first), randomness.signed(second)])
+
+
+def drawn(keys, n, dtype=torch.float32):
+    return randomness.noise(keys, (n,), dtype, CPU)
+
+
+def test_the_words_are_those_of_splitmix_if_the_second_key_is_zero():
+    for k, expected in enumerate(KEYS):
+        keys = keys_of((k + 1) * randomness.GOLDEN % 2**64, 0)
+        assert int(randomness._mixed(keys, torch.tensor(0))) == randomness.signed(expected)
+    i, keys = torch.arange(9), keys_of(KEYS[0], KEYS[1])
+    z = [(KEYS[0] + k * (KEYS[1] | 1)) % 2**64 for k in range(9)]
+    z = [(x ^ x >> 30) * randomness.FIRST % 2**64 for x in z]
+    z = [(x ^ x >> 27 ^ KEYS[1]) * randomness.SECOND % 2**64 for x in z]
+    assert randomness._mixed(keys, i).tolist() == [randomness.signed(x ^ x >> 31) for x in z]
+
+
+def test_every_bit_of_the_keys_and_of_the_counter_flips_half_of_the_bits():
+    keys, i = keys_of(KEYS[0], KEYS[1]), torch.arange(4096) * 2**20 + 12345
+
+    def bits(keys, i):
+        return randomness._mixed(keys, i).unsqueeze(-1) >> torch.arange(64) & 1
+
+    start = bits(keys, i)
+    assert (start.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / 64
+    for n in range(64):
+        bit = randomness.signed(1 << n)
+        others = [bits(keys ^ torch.tensor([bit, 0]), i)]
+        if n != 0:  # the first bit of the second key is once overridden: the step is odd
+            others.append(bits(keys ^ torch.tensor([0, bit]), i))
+        if n < 58:
+            others.append(bits(keys, i ^ bit))
+        for flipped in others:
+            assert ((start ^ flipped).double().mean() - 0.5).abs() < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_library_makes_the_noise_that_torch_makes(dtype, monkeypatch):
+    """Up to rounding; for any number of threads, and of elements."""
+    keys = keys_of(KEYS[2], -7)
+    found, *others = by_threads((1, 2, 3), lambda: drawn(keys, 100_003, dtype))
+    assert_same(others, [found] * 2)
+    for n in (1, 15, 16, 17, 32, 33, 4097):
+        assert_same(drawn(keys, n, dtype), found[:n])
+    monkeypatch.setattr(normals, "fill_noise", lambda out, keys: False)
+    near = {"rtol": 0, "atol": 2e-6 if dtype is torch.float32 else 1e-14}
+    torch.testing.assert_close(drawn(keys, 100_003, dtype), found, **near)
+
+
+NORMAL = {
+    "normals": (1 << 20, lambda k, n: many_normals(3 + k, n)),
+    "noise": (1 << 21, lambda k, n: drawn(keys_of(KEYS[0], KEYS[3] + 2 * k), n)),
+    "a step": (200_000, lambda k, n: noise(seed=k, size=n)[0, 0]),
+}
+"""How many numbers there are, and how they are made by the first and the second key."""
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_numbers_are_normal_far_into_their_tails(name):
+    n, made = NORMAL[name]
+    x, other = (made(k, n).double() for k in (0, 1))
+    for moment, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(x.pow(moment).mean() - mean) < 4 * (variance / n) ** 0.5
+    ordered, _ = x.sort()
+    ranks = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    assert (torch.special.ndtr(ordered) - ranks).abs().max() < 1.63 / n**0.5  # 1 %
+    for far in (3.0, 4.0, 4.5):
+        expected = 2 * n * float(torch.special.ndtr(torch.tensor(-far, dtype=torch.float64)))
+        assert abs(int((x.abs() > far).sum()) - expected) < 5 * expected**0.5
+    for z in (x, (x.square() - 1) / 2**0.5):  # 1 to 32: neighbours, and both of a pair
+        for lag in (*range(1, 33), 512, 4096, n // 2):
+            assert (z[lag:] * z[:-lag]).mean().abs() < 5 / (n - lag) ** 0.5, lag
+    assert (x * other).mean().abs() < 5 / n**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_every_way_to_step_adds_the_same_noise(dtype):
+    shapes = {"a": (100, 77), "b": (3,), "c": (), "d": (0, 3), "e": (40_000,)}
+    params = {name: torch.full(shape, 0.5, dtype=dtype) for name, shape in shapes.items()}
+    ones = fo.tree.map(torch.ones_like, params)
+    hyper = {"eta": 1.0, "seed": 2**40 + 3, "momentum": 0.9}
+    tx = fo.noisy_sgd(0.1, **hyper)
+    expected, _ = by_update(tx, params, [ones] * 3)
+    assert_same(by_function(tx, clone(params), [ones] * 3, strict=True)[0], expected)
+    for how in (True, False):
+        mine = {name: torch.nn.Parameter(p.clone()) for name, p in params.items()}
+        opt = adapters.NoisySGD(mine.items(), 0.1, **hyper, compile=how)
+        step_object(opt, [ones] * 3)
+        assert_same({name: p.detach() for name, p in mine.items()}, expected)
+
+
+def rows(u, slots, p):
+    return u / u.norm(dim=-1, keepdim=True), slots
+
+
+@pytest.mark.parametrize(
+    "after",
+    [fo.leafwise(None, rows), fo.stored(fo.adam(0.1), "int8", min_size=0, where=lambda *x: True)],
+)
+def test_kernels_of_several_axes_or_blocks_make_the_same_noise(after):
+    params, grads = {"w": torch.full((37, 300), 0.5)}, [{"w": torch.ones(37, 300)}] * 3
+    tx = fo.chain(fo.add_noise(1.0, 0.0, 3), after, fo.scale(-1.0))
+    expected, _ = by_update(tx, params, grads)
+    found, _ = by_function(tx, clone(params), grads, strict=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert (found["w"] - 0.5).abs().max() > 0.1
+
+
+def test_no_step_repeats_the_noise_of_another_however_many_there_were():
+    tx, w = fo.add_noise(1.0, 0.0, 3), torch.zeros(64)
+    compiled = fo.compile(fo.chain(tx, fo.scale(1.0)), strict=True)
+    state, seen = tx.init(w), []
+    for t in (0, 1, 2**24 - 1, 2**24, 2**24 + 1, 2**25, 2**48 + 1):
+        at = state._replace(step=torch.tensor(t))
+        u, _ = tx.update(w, at, w)
+        moved, _ = compiled(w, at._replace(step=torch.tensor(t)), w.clone())
+        assert_same(moved, u)
+        seen.append(u)
+    table = torch.corrcoef(torch.stack(seen)).fill_diagonal_(0)
+    assert table.abs().max() < 0.6
+
+
+def test_a_sparse_gradient_gets_noise_in_all_rows():
+    w = torch.nn.Parameter(torch.zeros(50, 3))
+    w.grad = torch.eye(50, 3).to_sparse(1)
+    opt = adapters.NoisySGD([w], lr=1.0, eta=1.0)
+    opt.step()
+    assert (w != 0).all()
+    tx, params = fo.noisy_sgd(1.0, eta=1.0), [torch.zeros(50, 3)]
+    assert_same(tx.update([w.grad], tx.init(params), params)[0][0], w.detach())
+
+
+@pytest.mark.parametrize("n", [1, 16, 31, 5001])
+def test_a_kernel_of_a_gpu_makes_the_same_noise(n):
+    keys = keys_of(KEYS[1], KEYS[2])
+    with installed("cpu", Host()):
+        found = torch.empty(n)
+        assert gpu_normals.run(gpu_normals.NOISE, found, keys, n)
+    torch.testing.assert_close(found, drawn(keys, n), rtol=0, atol=2e-6)
+
+
+# ---------------------------------------------------------------- noisy SGD
+@pytest.mark.parametrize(("gamma", "given"), [(0.55, {}), (2.0, {"gamma": 2.0})])
+def test_noisy_sgd_is_sgd_on_noisy_gradients(gamma, given):
+    params = make_params()
+    grads = make_grads(params, 5)
+    drawing, zeros = fo.add_noise(0.3, gamma, seed=7), fo.tree.map(torch.zeros_like, params)
+    state, expected, buffer = drawing.init(params), params, zeros
+    for g in grads:
+        z, state = drawing.update(zeros, state, params)
+        buffer = fo.tree.map(lambda b, g, z: 0.9 * b + g + z, buffer, g, z)
+        expected = fo.tree.map(lambda p, b: p - 0.1 * b, expected, buffer)
+    moved, _ = run(fo.noisy_sgd(0.1, eta=0.3, seed=7, momentum=0.9, **given), params, grads)
+    assert_close(moved, expected, 1e-12)
+    quiet, _ = run(fo.noisy_sgd(0.1, eta=0.0, maximize=True), params, grads)
+    assert_close(quiet, run(fo.sgd(0.1, maximize=True), params, grads)[0], 1e-12)

@@ -1,4 +1,4 @@
-"""Gradients of single examples: clipped, summed, noised."""
+"""Gradients of single examples: clipped, summed, noised; and SGD with these."""
 
 import math
 import re
@@ -23,15 +23,11 @@ def each(params, seed=1, scale=1.0):
     }
 
 
-def example(grads, i):
-    return {name: g[i] for name, g in grads.items()}
-
-
 def naive(grads, clip):
     """The sum of the paper's clipped gradients, without noise, over B."""
     total = {name: torch.zeros_like(g[0]) for name, g in grads.items()}
     for i in range(B):
-        mine = example(grads, i)
+        mine = {name: g[i] for name, g in grads.items()}
         norm = math.sqrt(sum(float(g.abs().square().sum()) for g in mine.values()))
         for name, g in mine.items():
             total[name] += g / max(1.0, norm / clip)
@@ -152,3 +148,29 @@ def test_gradients_without_examples_in_front_are_refused(change, match):
         aggregated(params, grads)
     with pytest.raises(ValueError, match="update needs the parameters"):
         fo.differentially_private_aggregate(1.0, 1.0, 0).update(grads, None)
+
+
+def test_dpsgd_clips_each_example_and_adds_noise_once():
+    torch.manual_seed(0)
+    w = {"a": torch.randn(3, dtype=torch.float64), "b": torch.randn(2, 2, dtype=torch.float64)}
+    tx = fo.dpsgd(0.1, l2_norm_clip=1.5, noise_multiplier=0.0, momentum=0.9)
+    state, expected = tx.init(w), w
+    buffer = fo.tree.map(torch.zeros_like, w)
+    for _ in range(3):
+        each = {name: torch.randn(4, *p.shape, dtype=torch.float64) for name, p in w.items()}
+        squares = [sum(float(g[i].square().sum()) for g in each.values()) for i in range(4)]
+        norms = [math.sqrt(x) for x in squares]
+        assert max(norms) > 1.5
+        for name, g in each.items():
+            clipped = sum(g[i] / max(1.0, norms[i] / 1.5) for i in range(4)) / 4
+            buffer[name] = 0.9 * buffer[name] + clipped
+            expected = expected | {name: expected[name] - 0.1 * buffer[name]}
+        updates, state = tx.update(each, state, w)
+        w = fo.apply_updates(w, updates)
+    assert_close(w, expected, 1e-12)
+    noisy = fo.dpsgd(1.0, l2_norm_clip=2.0, noise_multiplier=3.0, seed=1)
+    x = torch.zeros(20000)
+    u, _ = noisy.update(torch.zeros(5, 20000), noisy.init(x), x)
+    assert float(u.std()) == pytest.approx(3.0 * 2.0 / 5, rel=0.03)
+    again, _ = noisy.update(torch.zeros(5, 20000), noisy.init(x), x)
+    assert_same(u, again)
