@@ -1,4 +1,5 @@
-"""What the averaging algorithms do in their first steps, at their limits, and on a schedule."""
+"""What the averaging algorithms do in their first steps, at their limits, and on a schedule; the
+blocks of Adam-mini; MoMo, which takes the loss, where `test_links` does not do it with its rows."""
 
 import math
 
@@ -7,6 +8,7 @@ import torch
 from helpers import assert_close, assert_finite, assert_same, make_grads, make_params, run
 
 import functional_optim as fo
+from functional_optim import adapters, schedules
 
 EXACT = 1e-12
 W = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -131,3 +133,118 @@ def test_acprop_has_derivatives_in_forward_mode(rectify):
 
     lr = torch.tensor(0.1, dtype=torch.float64)
     assert_close(torch.func.jacfwd(moved)(lr), torch.func.jacrev(moved)(lr), 1e-10)
+
+
+# ---------------------------------------------------------------- blocks of Adam-mini
+ADAM = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}
+SHAPES = {"heads": (6, 4), "rows": (3, 5), "kernel": (4, 2, 3, 3), "whole": (7,), "b.bias": (4,)}
+
+
+def test_parts_of_a_projection_are_tensors_of_their_own():
+    params = {"a": torch.randn(4, 3), "b": torch.randn(2, 3)}
+    joined = {"ab": torch.cat([params["a"][:2], params["a"][2:], params["b"]])}
+    grads = make_grads(params)
+    together = [{"ab": torch.cat([g["a"], g["b"]])} for g in grads]
+    alone = {"x": params["a"][:2], "y": params["a"][2:], "z": params["b"]}
+    cut = [{"x": g["a"][:2], "y": g["a"][2:], "z": g["b"]} for g in grads]
+    end, state = run(fo.adam_mini(**ADAM, blocks={"ab": 3}), joined, together)
+    wanted, one = run(fo.adam_mini(**ADAM, blocks={"*": "tensor"}), alone, cut)
+    assert_close(end["ab"], torch.cat(list(wanted.values())), 1e-6)
+    found = state.slots["exp_avg_sq"]["ab"].flatten()
+    assert_close(found, torch.stack(list(one.slots["exp_avg_sq"].values())), 1e-6)
+
+
+def test_a_pattern_of_blocks_that_fits_nothing_is_told():
+    params = {"q_proj": {"weight": torch.ones(4, 3)}}
+    with pytest.warns(UserWarning, match=r"'\*\.query' of the blocks matches no leaf; .*'q_proj"):
+        fo.adam_mini(blocks={"*.query": 2, "*": "tensor"}).init(params)
+
+
+def test_rows_that_cannot_be_divided_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"3 parts of the parameter 'q.weight', .* \(4, 2\); pass"):
+        fo.adam_mini(blocks={"q": 3}).init({"q": {"weight": torch.ones(4, 2)}})
+    with pytest.raises(ValueError, match="3 parts of the parameter '0'"):
+        adapters.AdamMini([torch.nn.Parameter(torch.ones(4, 3))], blocks={"*": 3})
+
+
+def test_blocks_of_elements_are_adam():
+    params = make_params()
+    grads = make_grads(params)
+    mini = fo.adam_mini(**ADAM, weight_decay=0.1, blocks={"*": "element"})
+    with pytest.warns(DeprecationWarning, match="now called 'element'"):
+        old = fo.adam_mini(**ADAM, weight_decay=0.1, blocks={"*": "entry"})
+    assert_same(run(mini, params, grads)[0], run(old, params, grads)[0])
+    adam = fo.adamw(**ADAM, weight_decay=0.1)
+    assert_same(run(mini, params, grads)[0], run(adam, params, grads)[0])
+
+
+def test_the_first_pattern_counts_and_all_else_goes_by_its_shape():
+    params = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    tx = fo.adam_mini(blocks={"he*": 2, "heads": 3})
+    found = {name: tuple(v.shape) for name, v in tx.init(params).slots["exp_avg_sq"].items()}
+    assert found == {
+        **{"heads": (2, 1), "rows": (3, 1), "kernel": (4, 1, 1, 1), "whole": (), "b.bias": (4,)}
+    }
+
+
+# ---------------------------------------------------------------- MoMo
+CASES = {
+    "momo": (fo.momo, {"lr": 0.3, "weight_decay": 0.1, "beta": 0.8, "lb": 0.2}),
+    "momo-corrected": (fo.momo, {"lr": 0.3, "beta": 0.8, "bias_correction": True}),
+    "momo-fstar": (fo.momo, {"lr": 0.3, "weight_decay": 0.1, "use_fstar": True}),
+    "momo_adam": (
+        fo.momo_adam,
+        {"lr": 0.2, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "lb": 0.2},
+    ),
+    "momo_adam-fstar": (fo.momo_adam, {"lr": 0.2, "eps": 1e-3, "use_fstar": True}),
+}
+cases = pytest.mark.parametrize("name", CASES)
+
+
+def losses(steps):
+    """They fall from 6 to 2, with jumps."""
+    return [2 + 4 * 0.8**t + (t % 3) for t in range(steps)]
+
+
+def with_values(tx, params, grads, values):
+    state = tx.init(params)
+    for g, value in zip(grads, values, strict=True):
+        updates, state = tx.update(g, state, params, value=value)
+        params = fo.apply_updates(params, updates)
+    return params, state
+
+
+@cases
+def test_numbers_may_be_tensors_and_schedules(name):
+    recipe, hyper = CASES[name]
+    params, values = make_params(), losses(4)
+    grads = make_grads(params, 4)
+    wanted = with_values(recipe(**hyper), params, grads, values)[0]
+    for turn in (lambda x: torch.tensor(x, dtype=torch.float64), schedules.constant):
+        other = {**hyper, "lr": turn(hyper["lr"]), "lb": turn(hyper.get("lb", 0.0))}
+        assert_close(with_values(recipe(**other), params, grads, values)[0], wanted, 1e-12)
+
+
+@cases
+def test_the_meta_gradient_is_the_finite_difference(name):
+    recipe, hyper = CASES[name]
+    params, values = make_params(), losses(3)
+    grads = make_grads(params)
+
+    def loss(lr, value):
+        tx = recipe(**{**hyper, "lr": lr})
+        moved, _ = with_values(tx, params, grads, [value, *values[1:]])
+        return sum(p.square().sum() for p in moved.values())
+
+    at = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.05, 3.0)]
+    assert torch.autograd.gradcheck(loss, at, eps=1e-6, atol=1e-6, rtol=1e-6)
+
+
+@cases
+def test_zeros_move_nothing(name):
+    recipe, hyper = CASES[name]
+    tx, params = recipe(**{**hyper, "weight_decay": 0.0}), make_params()
+    zeros = {key: torch.zeros_like(p) for key, p in params.items()}
+    moved, state = with_values(tx, params, [zeros] * 3, [1.0] * 3)
+    assert_same(moved, params)
+    assert_finite(state)

@@ -102,7 +102,7 @@ the eigenvalues of KL-SOAP and KL-Shampoo have no bound
 = functional_optim/algorithms/momo.py
 MoMo's estimate of the least loss starts at zero
 ~ low = ⟦numeric.where(t == 1, lb, carry.lb) → carry.lb⟧
-? algorithms/test_{momo,authors}.py -k *
+? algorithms/test_moments.py algorithms/test_authors.py -k momo
 = functional_optim/algorithms/sophia.py
 Sophia divides by negative estimates
 ~ slots.hessian⟦.clamp(min=0.0) → ⟧
