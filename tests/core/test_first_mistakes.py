@@ -4,13 +4,16 @@ import math
 import re
 import warnings
 
+import numpy
 import pytest
 import torch
 from compilers import forget
+from helpers import step_object
 from torch import nn
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.core.base import check_transformation
 from functional_optim.core.other_names import hint_for
 from functional_optim.kernels import callers
 
@@ -25,6 +28,10 @@ def model():
 def refused(error, words, call):
     with pytest.raises(error, match=re.escape(words)):
         call()
+
+
+def total(params):
+    return params["w"].sum()
 
 
 GIVEN = {
@@ -114,10 +121,7 @@ def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
         (fo.commit_if(fo.sgd(0.1)), "commit_if needs the extra argument commit: call update("),
         (fo.polyak_sgd(), "scale_by_polyak needs the extra argument value: call update("),
         (fo.momo(), "momo needs the extra argument value: call update("),
-        (
-            fo.scale_by_backtracking_linesearch(),
-            "needs the extra arguments value and grad: call update(",
-        ),
+        (fo.scale_by_backtracking_linesearch(), "needs the extra arguments value and grad: call"),
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
@@ -132,10 +136,8 @@ def test_swapped_arguments_are_told_the_order(way):
     state = tx.init(PARAMS)
     steps = {"update": tx.update, "compile": fo.compile(tx)}
     if way == "train step":
-        step = fo.compile_train_step(lambda p: p["w"].sum(), tx)
-        refused(
-            TypeError, "in this order: step(params, state, *batch)", lambda: step(state, PARAMS)
-        )
+        step, words = fo.compile_train_step(total, tx), "this order: step(params, state, *batch)"
+        refused(TypeError, words, lambda: step(state, PARAMS))
         return
     for args in ((state, GRADS, PARAMS), (GRADS, PARAMS, state)):
         words = "in this order: update(grads, state, params)"
@@ -188,8 +190,6 @@ def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch,
 
 
 # ---------------------------------------------------------------- functions of other arguments
-
-
 def rule(*args, **more):
     return fo.leafwise(*args, **more, name="mine")
 
@@ -206,8 +206,15 @@ def times(u, slots, p, a):
     return a * u, slots
 
 
-def whole_tree(update):
-    return fo.GradientTransformation(lambda params: (), update)
+def rates(t, *, b):
+    return (b,)
+
+
+def pairs(t):
+    return (torch.ones(2),)
+
+
+LONE = fo.GradientTransformation(lambda params: (), lambda g, s, p: g)
 
 
 FUNCTIONS = {
@@ -219,10 +226,7 @@ FUNCTIONS = {
     "joined": (lambda: fo.schedules.join([lambda: 1.0, LINE], [5]), "join takes a schedule"),
     "update": (lambda: rule(None, 3), "the rule 'mine' needs update, a function (u, slots, p"),
     "no update": (lambda: rule(None, None), "but got None"),
-    "init": (
-        lambda: rule(3, same),
-        "init of the rule 'mine' must be a function or None, but got 3",
-    ),
+    "init": (lambda: rule(3, same), "init of the rule 'mine' must be a function or None"),
     "init()": (lambda: rule(lambda: 3, same), "called with one argument, the parameter; write"),
     "reduce": (lambda: rule(None, times, reduce=3), "reduce of the rule 'mine' must be a func"),
     "scalars()": (lambda: rule(None, times, lambda: (1.0,)), "write scalars(t, *, lr)"),
@@ -230,16 +234,13 @@ FUNCTIONS = {
     "two": (lambda: stepped_once(rule(None, lambda u, slots: (u, slots))), "update(u, slots, p"),
     "too few": (lambda: stepped_once(rule(None, times)), "with 0 scalars"),
     "too many": (lambda: stepped_once(rule(None, same, lambda t: (1.0,))), "with 1 scalars"),
-    "shape": (
-        lambda: stepped_once(rule(None, times, lambda t: (torch.ones(2),))),
-        "returned a tensor of shape (2,); return numbers and 0-dim",
-    ),
+    "shape": (lambda: stepped_once(rule(None, times, pairs)), "returned a tensor of shape (2,);"),
     "name": (
-        lambda: stepped_once(rule(None, times, lambda t, *, b: (b,), hyper={"a": 1.0})),
+        lambda: stepped_once(rule(None, times, rates, hyper={"a": 1.0})),
         "hyper lists a, which scalars does not take",
     ),
     "pair": (
-        lambda: stepped_once(fo.chain(whole_tree(lambda g, s, p: g), fo.sgd())),
+        lambda: stepped_once(fo.chain(LONE, fo.sgd())),
         "in this chain returned a dict; return a pair",
     ),
     "recipe": (
@@ -253,53 +254,29 @@ FUNCTIONS = {
     "measures": (lambda: fo.monitor(3), "a dict from names to measures, but got 3"),
     "named": (lambda: fo.named_chain((1, fo.sgd())), "pairs of a name and a transformation"),
     "labels": (lambda: fo.partition({"a": fo.sgd()}, None), "labels must not be None"),
-    "part": (
-        lambda: fo.partition({"a": fo.sgd}, {"*": "a"}),
-        "partition for the label 'a' takes a transformation, but got a function",
-    ),
     "masked": (lambda: fo.masked(fo.sgd, "w"), "masked takes a transformation, but got a func"),
     "stored": (lambda: fo.stored(fo.adam, "int8"), "call the factory, e.g. stored(adam("),
     "mask": (lambda: fo.freeze(3), "or a tree of bools, but got 3"),
-    "pieces": (
-        lambda: fo.schedules.piecewise_constant(1.0, [10]),
-        "piecewise_constant takes a dict from boundaries",
-    ),
+    "pieces": (lambda: fo.schedules.piecewise_constant(1.0, [10]), "takes a dict from boundaries"),
     "piece": (lambda: fo.schedules.piecewise_constant(1.0, {"a": 0.5}), "but got {'a': 0.5}"),
-    "box": (
-        lambda: fo.keep_params_in(fo.projections.box, lower=0.0),
-        "called with a tensor and the arguments lower, but it takes others",
-    ),
+    "box": (lambda: fo.keep_params_in(fo.projections.box, lower=0.0), "the arguments lower, but"),
     "rate": (lambda: fo.with_schedule(fo.sgd, lr=lambda: 1.0), "with_schedule takes a schedule"),
     "value": (
         lambda: fo.momo(0.1).update(GRADS, fo.momo(0.1).init(PARAMS), PARAMS, value=None),
         "momo needs one number as value, such as the loss, but got a NoneType",
     ),
-    "values": (
-        lambda: fo.polyak_sgd().update(GRADS, START, PARAMS, value=torch.ones(2)),
-        "as value, such as the loss, but got a Tensor of shape (2,)",
-    ),
-    "search": (
-        lambda: fo.search.snes(4, 0.1).ask(fo.search.cma_es(4, 0.1).init(PARAMS)),
-        "snes takes the state that its init or tell returned, but got a CMAState",
-    ),
-    "told": (
-        lambda: fo.search.snes(4, 0.1).tell(PARAMS, torch.ones(4), 3),
-        "snes takes the state that its init or tell returned, but got a int",
-    ),
+    "values": (lambda: LOSS.update(GRADS, START, PARAMS, value=torch.ones(2)), "got a Tensor of"),
+    "search": (lambda: SNES.ask(fo.search.cma_es(4, 0.1).init(PARAMS)), "snes takes the state"),
+    "told": (lambda: SNES.tell(PARAMS, torch.ones(4), 3), "init or tell returned, but got a int"),
     "loss": (lambda: fo.estimators.hutchinson("x"), "hutchinson takes a loss function first"),
-    "of an object": (
-        lambda: fo.numbers(adapters.AdamW(model().parameters())),
-        "call the method, opt.numbers()",
-    ),
-    "closure": (
-        lambda: adapters.GradientFree([torch.ones(2)], fo.search.snes(4, 0.1)).step(3),
-        "so step needs a closure",
-    ),
+    "of an object": (lambda: fo.numbers(adapters.AdamW(model().parameters())), "opt.numbers()"),
+    "closure": (lambda: adapters.GradientFree([GRADS["b"]], SNES).step(3), "so step needs a"),
     "vector": (lambda: fo.linalg.newton_schulz(torch.ones(3)), "but got a tensor of shape (3,)"),
     "number": (lambda: fo.linalg.eigh(3), "eigh takes a matrix, or a batch of matrices, but got 3"),
 }
-LINE = fo.schedules.linear(1.0, 0.0, 9)
-START = fo.polyak_sgd().init(PARAMS)
+LINE, SNES = fo.schedules.linear(1.0, 0.0, 9), fo.search.snes(4, 0.1)
+LOSS = fo.polyak_sgd()
+START = LOSS.init(PARAMS)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -318,10 +295,7 @@ def test_a_function_of_other_arguments_is_refused(name):
         (lambda: fo.projections.l1_ball(PARAMS, math.nan), "l1_ball needs a scale above 0"),
         (lambda: fo.projections.l1_sphere(PARAMS, -1), "l1_sphere needs a scale above 0"),
         (lambda: fo.soap(precondition_frequency=1.5), "a whole number of 1 or more, but got 1.5"),
-        (
-            lambda: fo.replicas.local_sgd(fo.sgd(), every=1.5),
-            "a whole number of 1 or more for every, but got 1.5",
-        ),
+        (lambda: fo.replicas.local_sgd(fo.sgd(), every=1.5), "1 or more for every, but got 1.5"),
     ],
 )
 def test_numbers_of_an_empty_set_or_a_part_of_a_step_are_refused(call, words):
@@ -436,31 +410,22 @@ def test_an_object_warns_once_when_it_is_built(name, compile):
     with pytest.warns(UserWarning, match=r"matches no leaf; there are 'body\.weight'") as seen:
         opt = adapters.Optimizer(model.named_parameters(), RECIPES[name], compile=compile)
     assert len([x for x in seen if "head" in str(x.message)]) == 1
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    opt.step()
-    opt.step()
+    step_object(opt, [[torch.ones_like(p) for p in model.parameters()]] * 2)
 
 
 def groups(model):
-    return [
-        {"params": [(n, p) for n, p in model.named_parameters() if n.endswith(kind)]}
-        for kind in ("weight", "bias")
-    ]
+    named = list(model.named_parameters())
+    return [{"params": [x for x in named if x[0].endswith(kind)]} for kind in ("weight", "bias")]
 
 
 @pytest.mark.parametrize("make", [lambda tx: tx, lambda tx: fo.chain(tx, whole(fo.identity()))])
 def test_a_pattern_that_fits_in_one_group_is_fine(make):
     model = torch.nn.Linear(2, 1)
     parts = {"one": fo.sgd(0.1), "two": fo.sgd(0.2)}
-    opt = adapters.Optimizer(
-        groups(model),
-        lambda: make(fo.partition(parts, {"bias": "one", "weight": "two"})),
-        compile=False,
-    )
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    opt.step()
+    chosen = {"bias": "one", "weight": "two"}
+    recipe = lambda: make(fo.partition(parts, chosen))  # noqa: E731
+    opt = adapters.Optimizer(groups(model), recipe, compile=False)
+    step_object(opt, [[torch.ones_like(p) for p in model.parameters()]])
     opt.load_state_dict(opt.state_dict())
 
 
@@ -490,3 +455,46 @@ def test_so_does_a_storage_that_packs_no_parameter(make, compile):
     with pytest.warns(UserWarning, match=r"'head\.\*' of the mask matches no leaf") as seen:
         getattr(adapters, make)(model.named_parameters(), stored=stored, compile=compile)
     assert len(seen) == 1
+
+
+# ---------------------------------------------------------------- names of other libraries
+SAYS = {
+    "schedule": (lambda: fo.schedules.warmup_cosine_decay_schedule, "schedules.warmup_cosine"),
+    "capital": (lambda: fo.schedules.Cosine, "did you mean 'cosine'?"),
+    "norm": (lambda: fo.tree.norm, "for optax's norm there is functional_optim.tree.global_norm"),
+    "sub": (lambda: fo.tree.sub, "there is functional_optim.tree.map(torch.sub, a, b)"),
+    "eval": (lambda: fo.schedule_free_eval_params, "there is functional_optim.eval_params"),
+    "fit": (lambda: fo.curve_fit, "for scipy's curve_fit there is functional_optim.least_squares"),
+    "scalar": (lambda: fo.root_scalar, "for scipy's root_scalar there is nothing: use scipy"),
+    "b1": (lambda: fo.schedule_free(fo.sgd(0.1), 0.1, b1=0.9), "'b1'; pass momentum."),
+    "squares": (lambda: fo.rmsprop(1e-3, decay=0.9), "'decay'; pass alpha."),
+    "power": (lambda: fo.adafactor(decay_rate=0.8), "pass beta2_decay of "),
+    "many": (lambda: fo.leafwise(None, None, None, None), "by name: reduce=, before=, "),
+    "value": (lambda: fo.momo().update(GRADS, fo.momo().init(GRADS), GRADS), "(closure) as value."),
+    "object": (lambda: adapters.Lion(model().parameters(), b1=0.9), "'b1'; pass betas=(b1, b2)"),
+    "no lr": (lambda: fo.sign(learning_rate=1), "'learning_rate'; it takes ."),
+    "memory": (lambda: fo.lbfgs(memory_size=10), "'memory_size'; pass history_size."),
+    "search": (lambda: fo.lbfgs(linesearch=None), 'pass line_search_fn="strong_wolfe", or None.'),
+    "params": (lambda: fo.adam(params=GRADS), "parameters go to init and update, or to an"),
+    "rate": (lambda: adapters.Optimizer(model().parameters(), fo.adamw, 1e-3), "but 4 were given"),
+    "mask": (lambda: fo.add_decayed_weights(0.1, "w"), "by name: independent=, mask=."),
+    "decay": (lambda: fo.add_decayed_weights(-0.1), "and independent=True after a learning rate."),
+    "stored": (lambda: fo.stored(adapters.AdamW(model().parameters()), "int8"), "got a AdamW;"),
+    "list": (lambda: check_transformation("masked", [fo.adam()], "masked(x)"), "by chain"),
+    "model": (lambda: fo.adam().init(model()), "are a Sequential, not a tensor; pass a"),
+    "array": (lambda: fo.adam().init(numpy.ones(2)), "or torch.from_numpy(x) for an array."),
+}
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_an_error_says_what_to_use_here(case):
+    call, words = SAYS[case]
+    refused((AttributeError, TypeError, ValueError), words, call)
+
+
+def test_private_names_and_missing_arguments_have_no_hint():
+    assert not hasattr(fo.tree, "__path__")
+    with pytest.raises(AttributeError, match=r"'_mean'$"):
+        _ = fo.tree._mean
+    with pytest.raises(TypeError, match=r"1 was given$"):
+        fo.sign(1)
