@@ -82,16 +82,13 @@ def test_a_net_of_convolutions_trains_the_same_way_in_each(name):
 @pytest.mark.parametrize("name", [*MATRICES, *OTHERS])
 def test_an_object_trains_a_net_and_goes_on_from_a_checkpoint_with_the_same_bits(name, tmp_path):
     def optimizer(model: nn.Module) -> Any:
-        recipe = made(name)
-        hyper = {"lr": 0.01, **recipe.keywords}
         given = model.parameters() if name in OTHERS else model
-        return getattr(adapters, name)(given, **hyper)
+        return getattr(adapters, name)(given, lr=0.01, **made(name).keywords)
 
     def train(model: nn.Module, opt: Any, steps: int) -> float:
         for _ in range(steps):
             opt.zero_grad()
-            loss = loss_of(model)
-            loss.backward()
+            loss_of(model).backward()
             opt.step()
         return loss_of(model).item()
 
@@ -102,7 +99,6 @@ def test_an_object_trains_a_net_and_goes_on_from_a_checkpoint_with_the_same_bits
     torch.save([model.state_dict(), opt.state_dict()], tmp_path / "checkpoint.pt")
     last = train(model, opt, 15)
     assert last < 0.97 * first
-
     other = net(name)
     again = optimizer(other)
     weights, state = torch.load(tmp_path / "checkpoint.pt", weights_only=False)
@@ -120,23 +116,15 @@ def test_each_matrix_of_a_stack_is_stepped_as_if_it_were_a_parameter(name, way):
     grads[0]["experts"][1] = 0.0  # an expert that no token has seen
     apart, slopes = taken_apart(params), [taken_apart(g) for g in grads]
     alone = {
-        n: step_update(made(name)(), {n: p}, [{n: g[n]} for g in slopes])[n]
-        for n, p in apart.items()
+        n: step_update(made(name)(), {n: p}, [{n: g[n]} for g in slopes]) for n, p in apart.items()
     }
-    together = WAYS[way](made(name, {"*": {"stack": True}})(), params, grads)
-    assert_close(taken_apart(together), alone, 1e-10)
-    assert_close(
-        WAYS[way](made(name, {"*": {"stack": True, "orientation": "in_out"}})(), params, grads),
-        {
-            n: x.mT
-            for n, x in WAYS[way](
-                made(name, {"*": {"stack": True}})(),
-                {n: x.mT.contiguous() for n, x in params.items()},
-                [{n: x.mT.contiguous() for n, x in g.items()} for g in grads],
-            ).items()
-        },
-        1e-10,
-    )
+    stack, across = ({"*": {"stack": True, **own}} for own in ({}, {"orientation": "in_out"}))
+    together = WAYS[way](made(name, stack)(), params, grads)
+    assert_close(taken_apart(together), {n: end[n] for n, end in alone.items()}, 1e-10)
+    turned = [{n: x.mT.contiguous() for n, x in tree.items()} for tree in (params, *grads)]
+    along = WAYS[way](made(name, stack)(), turned[0], turned[1:])
+    found = WAYS[way](made(name, across)(), params, grads)
+    assert_close(found, {n: x.mT for n, x in along.items()}, 1e-10)
 
 
 def test_a_stack_has_one_turn_where_renewals_are_spread():
@@ -151,15 +139,10 @@ def test_a_stack_has_one_turn_where_renewals_are_spread():
 
 def test_a_stack_of_fused_projections_is_divided_further():
     params, *grads = some({"qkv": (2, 6, 4)})
-    stack = step_update(
-        fo.as_matrix(fo.muon(0.1, **NS), stack=True, split=3, heads=2), params, grads
-    )
-    rows = {"qkv": params["qkv"].reshape(12, 1, 4)}
-    alone = step_update(
-        fo.as_matrix(fo.muon(0.1, **NS), stack=True),
-        rows,
-        [{"qkv": g["qkv"].reshape(12, 1, 4)} for g in grads],
-    )
+    muon = fo.muon(0.1, **NS)
+    stack = step_update(fo.as_matrix(muon, stack=True, split=3, heads=2), params, grads)
+    rows, *slopes = ({"qkv": x["qkv"].reshape(12, 1, 4)} for x in (params, *grads))
+    alone = step_update(fo.as_matrix(muon, stack=True), rows, slopes)
     assert_close(stack["qkv"].reshape(12, 1, 4), alone["qkv"], 1e-12)
 
 
@@ -169,11 +152,8 @@ def test_one_recipe_sees_each_leaf_in_its_own_way():
     views = {"conv": {"kernel": "flatten"}, "experts": {"stack": True}}
     found = step_update(fo.soap(0.1, views=views, **OFTEN), params, grads)
     for name, view in {**views, "matrix": {}, "image": {"kernel": "tensor"}}.items():
-        alone = step_update(
-            fo.as_matrix(fo.soap(0.1, **OFTEN), **view),
-            {name: params[name]},
-            [{name: g[name]} for g in grads],
-        )
+        p, *gs = ({name: tree[name]} for tree in (params, *grads))
+        alone = step_update(fo.as_matrix(fo.soap(0.1, **OFTEN), **view), p, gs)
         assert_same(found[name], alone[name])
 
 
@@ -209,6 +189,8 @@ def test_packed_slots_of_stacks_and_kernels(name):
 @pytest.mark.parametrize(
     ("shape", "hyper"),
     [
+        ((5, 4), {}),
+        ((4, 4), {"precondition_frequency": 1}),
         ((4, 3, 3), {}),
         ((5, 4, 3, 3), {}),
         ((5, 4, 3, 3), {"merge_dims": True, "max_precond_dim": 12}),
