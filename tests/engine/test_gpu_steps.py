@@ -91,10 +91,6 @@ def state_of(opt, params):
     return [x.detach().cpu() for x in (*params, *own)]
 
 
-def leaves_of(*trees):
-    return [x.cpu() for x in fo.tree.leaves(trees) if isinstance(x, torch.Tensor)]
-
-
 def train(make, device, dtype=torch.float32, steps=STEPS):
     params = params_on(device, dtype)
     opt = make(params)
@@ -126,7 +122,7 @@ def quiet(device: str, *, later: object = True) -> Any:
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 PAIRS = [(name, dtype) for name in MAKE for dtype in DTYPES]
 KEPT = [
-    pair for pair in PAIRS if pair[0] in ("AdamW", "composed", "adafactor") or pair[1] is DTYPES[0]
+    (name, x) for name, x in PAIRS if name in ("AdamW", "composed", "adafactor") or x is DTYPES[0]
 ]
 
 
@@ -152,11 +148,10 @@ def test_complex_tensors_have_kernels(gpu, make):
         warnings.simplefilter("error")
         found = steps(fake.DEVICE)
     assert gpu.launches
-    alike(
-        [torch.view_as_real(x) if x.is_complex() else x for x in found],
-        [torch.view_as_real(x) if x.is_complex() else x for x in steps("cpu")],
-        64,
-    )
+    pairs = [
+        [torch.view_as_real(x) if x.is_complex() else x for x in y] for y in (found, steps("cpu"))
+    ]
+    alike(*pairs, 64)
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -179,6 +174,9 @@ def test_a_steady_step_waits_for_nothing_and_launches_once(gpu, name):
     assert len(gpu.texts) == compiled  # neither for a new learning rate, nor for another model
 
 
+FALLING = fo.schedules.linear(0.1, 0.0, 10)
+
+
 def watched():
     """Measurements before, behind and around a clip, a schedule, an average."""
     before = {"norm": fo.measures.global_norm, "size": fo.measures.rms}
@@ -186,20 +184,13 @@ def watched():
         fo.monitor(before),
         fo.monitor({"share": fo.measures.clip_share}, around=fo.clip_by_global_norm(0.5)),
         fo.snapshot("clipped", fo.measures.global_norm),
-        fo.monitor(
-            fo.measures.diagnostics,
-            around=fo.adamw(fo.schedules.linear(0.1, 0.0, 10)),
-            per_tensor=True,
-        ),
+        fo.monitor(fo.measures.diagnostics, around=fo.adamw(FALLING), per_tensor=True),
         fo.params_ema(0.9),
     )
 
 
-PURE = {
-    "watched": watched,
-    "gathered": lambda: fo.accumulate(composed(0.1), every=2),
-    **{x.__name__: x for x in (fo.adafactor, fo.asgd, fo.nadam)},
-}
+PURE = {x.__name__: x for x in (fo.adafactor, fo.asgd, fo.nadam)}
+PURE |= {"watched": watched, "gathered": lambda: fo.accumulate(composed(0.1), every=2)}
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -213,7 +204,7 @@ def test_a_pure_update_waits_for_nothing(gpu, name):
             with quiet(device):
                 updates, state = tx.update(given, state, params)
                 params = fo.apply_updates(params, updates)
-        return leaves_of(params, state)
+        return [x.cpu() for x in fo.tree.leaves((params, state)) if isinstance(x, torch.Tensor)]
 
     same(run, ulps=4)
 
@@ -358,18 +349,6 @@ def test_packed_slots_are_stepped_in_one_launch_a_kind(gpu):
     assert [name for name, _ in gpu.launches] == ["step_kernel"] * 3
 
 
-def test_complex_tensors_are_pairs(gpu):
-    def run(device):
-        torch.manual_seed(0)
-        params = [torch.randn(9, dtype=torch.complex64).to(device).requires_grad_()]
-        opt = adapters.AdamW(params)
-        params[0].grad = torch.randn(9, dtype=torch.complex64).to(device)
-        opt.step()
-        return [torch.view_as_real(params[0].detach().cpu())]
-
-    same(run, ulps=8)
-
-
 def test_the_device_may_be_the_default_one(gpu):
     with torch.device(fake.DEVICE):
         assert all(x.isfinite().all() for x in train(MAKE["composed"], fake.DEVICE))
@@ -425,17 +404,12 @@ def has_no_triton(gpu, monkeypatch):
     monkeypatch.setitem(drivers.DRIVERS, fake.DEVICE, gpu)
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (fails_to_compile, "ptxas died"),
-        (does_something_else, "does something else than the rule"),
-        (has_no_triton, "Triton is not installed"),
-    ],
-)
-def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
-    gpu, monkeypatch, fault, says
-):
+FAULTS = [(fails_to_compile, "ptxas died"), (has_no_triton, "Triton is not installed")]
+FAULTS += [(does_something_else, "does something else than the rule")]
+
+
+@pytest.mark.parametrize(("fault", "says"), FAULTS)
+def test_a_kernel_that_cannot_be_had_falls_back_at_once(gpu, monkeypatch, fault, says):
     """With one warning; a strict step raises."""
     fault(gpu, monkeypatch)
     monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a first process

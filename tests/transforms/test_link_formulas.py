@@ -82,14 +82,11 @@ def test_a_scheduled_decay_leaves_the_state_as_it_is():
     assert fo.get(state, "weight_decay") == 0.375
 
 
-@pytest.mark.parametrize(
-    "last",
-    [
-        lambda: fo.add_decayed_weights(0.1, independent=True),
-        fo.keep_params_nonnegative,
-        lambda: fo.keep_params_in(projections.l2_ball, scale=1.0),
-    ],
-)
+LAST = [fo.keep_params_nonnegative, lambda: fo.add_decayed_weights(0.1, independent=True)]
+LAST += [lambda: fo.keep_params_in(projections.l2_ball, scale=1.0)]
+
+
+@pytest.mark.parametrize("last", LAST)
 def test_a_learning_rate_after_what_works_on_the_step_is_refused(last):
     name = last().placements[0].name
     with pytest.raises(ValueError, match=f"scale_by_lr stands after {name}.*put {name} after"):
@@ -212,8 +209,6 @@ def test_orthogonalize_is_what_muon_does():
     assert ((sizes > 0.6) & (sizes < 1.3)).all()
     U, _, V = torch.linalg.svd(grads[0]["w"], full_matrices=False)
     assert torch.linalg.matrix_norm(u - U @ V) < 0.8  # five steps come within 0.3 of each value
-    with pytest.raises(ValueError, match=r"takes matrices, but got a parameter of shape \(2,\)"):
-        fo.orthogonalize().init(torch.ones(2))
 
 
 # ---------------------------------------------------------------- constraints
@@ -339,6 +334,3 @@ def test_cautious_behind_a_gate_sees_what_passes_it():
     got, _ = run(fo.accumulate(inner, every=2), p, [a, b, b, a])
     mean = fo.tree.map(lambda x, y: (x + y) / 2, a, b)
     assert_close(got, run(inner, p, [mean, mean])[0], EXACT)
-
-
-# ---------------------------------------------------------------- errors
