@@ -83,63 +83,51 @@ def test_sparse_gradients():
     check_every_place(make, 17)
 
 
-@pytest.mark.parametrize("name", ["lbfgs", "search", "estimator"])
-def test_methods_that_try_parameters_out(name):
+METHODS = {
+    "lbfgs": (lambda ps: adapters.LBFGS(ps, max_iter=2), {"stride": 97}),
+    "search": (
+        lambda ps: adapters.GradientFree(ps, fo.search.snes, population=4, sigma=0.5),
+        {"stride": 97},
+    ),
+    "estimator": (
+        lambda ps: adapters.GradientFree(ps, fo.estimators.mezo, tx=fo.sgd, lr=0.1, eps=1e-2),
+        {"stride": 97},
+    ),
+    "SAM": (lambda ps: adapters.SAM(ps, fo.sgd, lr=0.1, compile=False), {"name": "copy_"}),
+    "SSBFGS": (lambda ps: adapters.SSBFGS(ps, max_iter=2), {"name": "copy_"}),
+    "LevenbergMarquardt": (adapters.LevenbergMarquardt, {"name": "copy_"}),
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_methods_that_try_parameters_out_leave_no_trial_point(kind):
+    create, places = METHODS[kind]
+
     def make():
-        w = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-        made = {
-            "lbfgs": lambda: adapters.LBFGS([w], max_iter=2),
-            "search": lambda: adapters.GradientFree([w], fo.search.snes, population=4, sigma=0.5),
-            "estimator": lambda: adapters.GradientFree(
-                [w], fo.estimators.mezo, tx=fo.sgd, lr=0.1, eps=1e-2
-            ),
-        }
-        opt = made[name]()
+        params = [torch.nn.Parameter(torch.tensor(x)) for x in ([3.0, -2.0], [0.5])]
+        opt = create(params)
 
         def closure():
-            loss = (w - 1).square().sum()
-            if name == "lbfgs":
+            r = torch.cat([params[0] * params[0][0] - 1, params[1] + params[0][1]])
+            if kind == "LevenbergMarquardt":
+                return r
+            loss = r.square().sum()
+            if kind not in ("search", "estimator"):
                 opt.zero_grad()
                 loss.backward()
             return loss.detach()
 
-        return of_object(opt, [w], closure)
-
-    check_every_place(make, 97)
-
-
-@pytest.mark.parametrize("name", ["SAM", "SSBFGS", "LevenbergMarquardt"])
-def test_no_trial_point_is_left(name):
-    def make():
-        params = [torch.nn.Parameter(torch.tensor(x)) for x in ([3.0, -2.0], [0.5])]
-        made = {
-            "SAM": lambda: adapters.SAM(params, fo.sgd, lr=0.1, compile=False),
-            "SSBFGS": lambda: adapters.SSBFGS(params, max_iter=2),
-            "LevenbergMarquardt": lambda: adapters.LevenbergMarquardt(params),
-        }
-        opt = made[name]()
-
-        def closure():
-            r = torch.cat([params[0] * params[0][0] - 1, params[1] + params[0][1]])
-            if name == "LevenbergMarquardt":
-                return r
-            opt.zero_grad()
-            loss = r.square().sum()
-            loss.backward()
-            return loss.detach()
-
         return of_object(opt, params, closure)
 
-    check_every_place(make, name="copy_")
+    check_every_place(make, **places)
 
 
 def test_a_committed_step_of_a_group():
     """What was voted on is done: nothing is taken back, and no peer has to heal it."""
     for at in range(1, 20_000, 151):
         params = parameters()
-        opt = adapters.FaultTolerantOptimizer(
-            fo.replicas.Scripted([True] * 9), adapters.AdamW(params)
-        )
+        votes = fo.replicas.Scripted([True] * 9)
+        opt = adapters.FaultTolerantOptimizer(votes, adapters.AdamW(params))
         before = clone([p.detach() for p in params])
         opt.zero_grad(set_to_none=False)
         for p in params:
@@ -265,7 +253,6 @@ print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 
 
 def test_the_import_of_torchs_compiler_is_not_left_half_way():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", IMPORTING]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["interrupted", "2.0"], done.stderr
