@@ -6,7 +6,7 @@ import combined
 import pytest
 import torch
 from combined import LEAFWISE, WHOLE, WRAPPED, named_params, whole
-from helpers import assert_close, assert_same, clone, run
+from helpers import assert_close, assert_same, clone, make_grads, run
 from sampling import some
 
 import functional_optim as fo
@@ -15,18 +15,15 @@ from functional_optim.adapters import Optimizer
 from functional_optim.core.leafwise import Leafwise
 
 ALL = (*LEAFWISE, *WHOLE, *WRAPPED)
-KERNELS = (
-    *(combined.with_norms, combined.deep, combined.guarded, combined.conditional),
-    combined.looking_ahead,
-)
+KERNELS = (combined.with_norms, combined.deep, combined.guarded, combined.conditional)
+KERNELS += (combined.looking_ahead,)
 SMOOTH = tuple(r for r in LEAFWISE if r not in (combined.deep, combined.growing))
 """Without Muon's bfloat16, and without dividing by the roots of sums that are still zero."""
 
 
 def gradients(params, steps, *, bad=True):
     """Some uneven, and some with a NaN in one leaf."""
-    torch.manual_seed(5)
-    found = [{name: torch.randn_like(p) for name, p in params.items()} for _ in range(steps)]
+    found = make_grads(params, steps, seed=5)
     for g in found[1::5] if bad else ():
         g["body.b"][2] = math.nan
     return found
@@ -136,17 +133,14 @@ def test_parameters_without_gradients_are_left_alone(recipe):
     params, grads = case(recipe, 5)
     for g in grads:
         g["body.w"] = None
-    for form in (run(recipe(0.05), params, grads)[0], stepped(recipe, params, grads)):
-        assert_same(form["body.w"], params["body.w"])
-        others = [name for name in params if not torch.equal(form[name], params[name])]
-        assert others
-
-
-def stepped(recipe, params, grads):
     opt, mine = make(recipe, params)
     step(opt, mine, grads)
     assert not opt.state.get(mine["body.w"])
-    return {name: p.detach() for name, p in mine.items()}
+    ended = {name: p.detach() for name, p in mine.items()}
+    for form in (run(recipe(0.05), params, grads)[0], ended):
+        assert_same(form["body.w"], params["body.w"])
+        others = [name for name in params if not torch.equal(form[name], params[name])]
+        assert others
 
 
 @each([combined.with_norms, combined.guarded])
@@ -276,21 +270,14 @@ def value_and_grad(p):
     return value, grads
 
 
-EXTRA = {
-    "value_and_grad": lambda p: value_and_grad,
-    "value_fn": lambda p: pulled,
-    "grad_fn": lambda p: torch.func.grad(pulled),
-    "value": pulled,
-    "grad": torch.func.grad(pulled),
-}
+EXTRA = {"value_and_grad": lambda p: value_and_grad, "value_fn": lambda p: pulled}
+EXTRA |= {"grad_fn": lambda p: EXTRA["grad"], "value": pulled, "grad": torch.func.grad(pulled)}
+SEARCHED = fo.chain(fo.sgd(1.0), fo.scale_by_backtracking_linesearch())
 OF_FUNCTIONS = {
     "lbfgs": (fo.lbfgs, ("value", "value_and_grad")),
     "ssbfgs": (fo.ssbfgs, ("value", "value_and_grad")),
     "sam": (lambda: fo.sam(fo.sgd(0.1)), ("grad_fn",)),
-    "backtracking": (
-        lambda: fo.chain(fo.sgd(1.0), fo.scale_by_backtracking_linesearch()),
-        ("value", "grad", "value_fn"),
-    ),
+    "backtracking": (lambda: SEARCHED, ("value", "grad", "value_fn")),
 }
 AROUND = {
     "freeze": lambda tx: fo.chain(fo.freeze("b"), tx),
@@ -379,27 +366,18 @@ def test_a_vector_freezes_none_of_the_leaves_around_it():
     assert_close(tx.update(PAIR, tx.init(PAIR), PAIR)[0]["b"], -2 * PAIR["b"], 1e-6)
 
 
+def inside(tx):
+    return fo.chain(TREES["with_schedule"](tx), fo.scale(0.5))
+
+
+ROUNDED = fo.chain(fo.flatten(fo.trace(0.5)), fo.master_weights(fo.scale(1.0)))
+SGD = fo.sgd(0.1)
 REFUSED = {
-    "rates": (
-        lambda: fo.chain(fo.flatten(fo.sgd(0.1)), fo.scale_by_lr(1.0)),
-        "by two learning rates",
-    ),
-    "rates of trees": (
-        lambda: fo.chain(fo.sam(fo.sgd(0.1)), fo.keep_snapshots(fo.sgd(0.1))),
-        "by two learning rates",
-    ),
-    "master_weights": (
-        lambda: fo.chain(TREES["with_schedule"](fo.master_weights(fo.sgd(0.1))), fo.scale(0.5)),
-        "comes after master_weights",
-    ),
-    "params_ema": (
-        lambda: fo.chain(TREES["with_schedule"](fo.params_ema(0.5)), fo.scale(0.5)),
-        "follows params_ema, which reads",
-    ),
-    "cautious": (
-        lambda: fo.cautious(fo.chain(fo.flatten(fo.trace(0.5)), fo.master_weights(fo.scale(1.0)))),
-        "cautious changes updates that master_weights has rounded",
-    ),
+    "rates": (lambda: fo.chain(fo.flatten(fo.sgd(0.1)), fo.scale_by_lr(1.0)), "two learning rates"),
+    "rates of trees": (lambda: fo.chain(fo.sam(SGD), fo.keep_snapshots(SGD)), "two learning rates"),
+    "master_weights": (lambda: inside(fo.master_weights(SGD)), "comes after master_weights"),
+    "params_ema": (lambda: inside(fo.params_ema(0.5)), "follows params_ema, which reads"),
+    "cautious": (lambda: fo.cautious(ROUNDED), "changes updates that master_weights has rounded"),
 }
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close, run, through_file
+from helpers import assert_close, run, step_object, through_file
 from torch import Tensor
+from ways import random_tree
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -29,12 +30,8 @@ RECIPES = {
 
 
 def params_and_grads(steps: int = 5) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    random = torch.Generator().manual_seed(0)
-
-    def drawn(dtype: torch.dtype) -> dict[str, Tensor]:
-        return {k: torch.randn(n, generator=random).to(dtype) for k, n in SIZES.items()}
-
-    return drawn(torch.bfloat16), [drawn(torch.float32) for _ in range(steps)]
+    grads = [random_tree(k + 1, torch.float32, SIZES) for k in range(steps)]
+    return random_tree(0, torch.bfloat16, SIZES), grads
 
 
 def compiled(tx: Any, params: Any, grads: Any) -> tuple[Any, Any]:
@@ -77,13 +74,6 @@ def optimizer(tx: Any, params: dict[str, Tensor], **more: Any) -> tuple[dict[str
     return mine, adapters.Optimizer(mine.items(), lambda: tx, **more)
 
 
-def stepped(params: dict[str, Any], opt: Any, grads: Any) -> None:
-    for g in grads:
-        for k, p in params.items():
-            p.grad = g[k]
-        opt.step()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ways_of_running_agree_and_a_resumed_run_is_bitwise_the_same(kind):
     params, grads = params_and_grads()
@@ -92,11 +82,11 @@ def test_all_ways_of_running_agree_and_a_resumed_run_is_bitwise_the_same(kind):
     known, state = run(tx, params, grads)
     for compile in (True, False):
         mine, opt = optimizer(tx, params, compile=compile)
-        stepped(mine, opt, grads[:3])
+        step_object(opt, grads[:3])
         other, loaded = optimizer(tx, {k: p.detach() for k, p in mine.items()}, compile=compile)
         loaded.load_state_dict(through_file(opt.state_dict()))
-        for own, steps in ((mine, opt), (other, loaded)):
-            stepped(own, steps, grads[3:])
+        for each in (opt, loaded):
+            step_object(each, grads[3:])
         assert_near(mine, known)
         assert_bitwise(other, mine)
         for p, q in zip(mine.values(), other.values(), strict=True):
@@ -209,7 +199,7 @@ def test_layouts_without_order_are_rounded_alike(kind):
             a, _ = run(tx, {"w": p}, [g, g])
             b, _ = compiled(tx, {"w": p}, [g, g])
             mine, opt = optimizer(tx, {"w": p}, compile=False)
-            stepped(mine, opt, [{"w": g["w"].bfloat16()}] * 2)
+            step_object(opt, [{"w": g["w"].bfloat16()}] * 2)
             wanted, _ = run(tx, {"w": p}, [{"w": g["w"].bfloat16()}] * 2)
             assert torch.equal(a["w"], b["w"])
             assert torch.equal(mine["w"], wanted["w"])
@@ -255,7 +245,7 @@ def test_kinds_are_not_taken_for_each_other():
     made = {kind: fo.master_weights(fo.adamw(1e-3), kind) for kind in KINDS[:3]}
     for a, tx in made.items():
         mine, opt = optimizer(tx, params, compile=False)
-        stepped(mine, opt, grads)
+        step_object(opt, grads)
         whole = fo.full_weights(mine, opt)
         wanted, state = run(tx, params, grads)
         for k, p in fo.full_weights(wanted, state).items():
@@ -266,7 +256,7 @@ def test_kinds_are_not_taken_for_each_other():
             with pytest.raises(ValueError, match="slots"):
                 other.update(grads[0], state, wanted)
             _, loading = optimizer(other, params, compile=False)
-            stepped(_, loading, grads)
+            step_object(loading, grads)
             before = loading.state_dict()
             with pytest.raises(ValueError, match="weight_"):
                 loading.load_state_dict(opt.state_dict())

@@ -5,19 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close
-from matrix_recipes import (
-    EXACT,
-    MATRICES,
-    NS,
-    OFTEN,
-    VARIANTS,
-    WAYS,
-    made,
-    some,
-    step_update,
-    taken_apart,
-)
+from helpers import assert_close, step_object
+from matrix_recipes import MATRICES, NS, VARIANTS, WAYS, made, some, step_update, taken_apart
 from torch import Tensor, nn
 
 import functional_optim as fo
@@ -83,10 +72,7 @@ def test_a_model_may_be_given_in_each_way(given):
     assert opt.param_groups[0]["views"] == views
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     _, *grads = some({n: tuple(p.shape) for n, p in model.named_parameters()})
-    for g in grads:
-        for n, p in model.named_parameters():
-            p.grad = g[n].clone()
-        opt.step()
+    step_object(opt, grads)
     wanted = step_update(fo.soap(0.01, views=model), start, grads)
     assert_close({n: p.detach() for n, p in model.named_parameters()}, wanted, 1e-10)
 
@@ -102,20 +88,14 @@ def test_a_summary_says_how_each_parameter_is_seen():
 
 WRONG: dict[str, Any] = {
     "either views or other": lambda: fo.as_matrix(fo.muon(), views={}, split=3),
-    "takes 'flatten', 'batch', 'tensor' or 'auto' as kernel": lambda: fo.as_matrix(
-        fo.muon(), kernel="x"
-    ),
+    "'batch', 'tensor' or 'auto' as kernel": lambda: fo.as_matrix(fo.muon(), kernel="x"),
     "stack=True": lambda: fo.as_matrix(fo.muon(), stack=3),
     "heads or split": lambda: fo.as_matrix(fo.soap(), kernel="tensor", split=3),
     "up to 5 dimensions": lambda: fo.as_matrix(fo.soap(), kernel="auto").init(torch.zeros([2] * 6)),
     "takes for views a dict": lambda: fo.soap(views={"w": {"stacked": True}}),
-    "a model without a parameter": lambda: adapters.SOAP(
-        [nn.Parameter(torch.zeros(2, 2))], views=nn.Linear(2, 2)
-    ),
+    "a model without a parameter": lambda: adapters.SOAP([torch.ones(2, 2)], views=nn.Linear(2, 2)),
     "target_parameter_dimensionality": lambda: fo.shampoo(target_parameter_dimensionality=0),
-    "takes matrices, so a kernel cannot be a 'tensor'": lambda: fo.psgd_kron(
-        views={"w": {"kernel": "tensor"}}
-    ),
+    "a kernel cannot be a 'tensor'": lambda: fo.psgd_kron(views={"w": {"kernel": "tensor"}}),
     "SOAP takes for views a dict": lambda: adapters.SOAP(nn.Linear(2, 2), views=["stack"]),
     "matrix_views takes for views a dict": lambda: fo.matrix_views(nn.Linear(2, 2), {0: {}}),
     "takes a torch.nn.Module": lambda: fo.matrix_views({}),
@@ -139,9 +119,9 @@ def update_once(tx: Any, w: Tensor, g: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "recipe",
     [
-        lambda **views: fo.scion(1.0, 0.0, unconstrained=True, ns_dtype=EXACT, **views),
+        lambda **views: fo.scion(1.0, 0.0, unconstrained=True, **NS, **views),
         lambda **views: fo.shampoo(0.1, target_parameter_dimensionality=2, **views),
-        lambda **views: fo.normuon(0.1, ns_dtype=EXACT, **views),
+        lambda **views: fo.normuon(0.1, **NS, **views),
     ],
 )
 def test_of_a_transposed_convolution_the_second_dimension_counts_outputs(recipe):
@@ -155,9 +135,10 @@ def test_of_a_transposed_convolution_the_second_dimension_counts_outputs(recipe)
 @pytest.mark.parametrize("split", [(6, 4, 2), (2, 4, 6), (4, 6, 2)])
 def test_parts_of_other_heights_have_what_each_of_them_needs(split):
     params, *grads = some({"qkv": (12, 5)})
-    tx = fo.soap(0.1, max_precond_dim=4, views={"qkv": {"split": split}}, **OFTEN)
+    hyper = {"max_precond_dim": 4, "precondition_frequency": 2}
+    tx = fo.soap(0.1, views={"qkv": {"split": split}}, **hyper)
     cut = [{str(i): x for i, x in enumerate(t["qkv"].split(split))} for t in (params, *grads)]
-    alone = step_update(fo.soap(0.1, max_precond_dim=4, **OFTEN), cut[0], cut[1:])
+    alone = step_update(fo.soap(0.1, **hyper), cut[0], cut[1:])
     for step in WAYS.values():
         assert_close(step(tx, params, grads)["qkv"], torch.cat([*alone.values()]), 1e-10)
 
@@ -215,11 +196,10 @@ def test_names_may_be_paths_of_other_parameters():
     kernel = {"kernel": "auto"}
     turned = {**kernel, "orientation": "in_out"}
     inside = list(model["dec"].named_parameters())
-    for make in (
-        lambda: adapters.PSGDKron(inside, views=model),
-        lambda: adapters.PSGDKron([{"params": inside, "views": model}]),
-    ):
-        assert make().param_groups[0]["views"] == {"conv.weight": turned, "dec.conv.weight": turned}
+    one = {"params": inside, "views": model}
+    for args, more in (((inside,), {"views": model}), (([one],), {})):
+        opt = adapters.PSGDKron(*args, **more)
+        assert opt.param_groups[0]["views"] == {"conv.weight": turned, "dec.conv.weight": turned}
     opt = adapters.PSGDKron(model["lin"].named_parameters(), views=model)
     assert opt.param_groups[0]["views"] == {"dec.conv.weight": turned}
     own = {"conv.weight": {"kernel": "batch"}, **dict.fromkeys(("dec.*", "lin.*"), kernel)}
@@ -251,9 +231,8 @@ def test_what_goes_to_adamw_needs_no_word():
 def test_a_stack_of_vectors_goes_where_each_of_them_would(shape):
     params, *grads = some({"a.weight": shape, "b.weight": (4, 4)})
     tx = fo.muon_adamw(0.1, views={"a.weight": {"stack": True}}, **NS)
-    alone = step_update(
-        fo.muon_adamw(0.1, **NS), taken_apart(params), list(map(taken_apart, grads))
-    )
+    slopes = [taken_apart(g) for g in grads]
+    alone = step_update(fo.muon_adamw(0.1, **NS), taken_apart(params), slopes)
     assert_close(taken_apart(step_update(tx, params, grads)), alone, 1e-10)
 
 
@@ -266,10 +245,8 @@ def test_a_model_is_asked_for_what_the_optimizer_has():
     with pytest.raises(ValueError, match=r"'0.experts'"):
         fo.matrix_views(nn.Sequential(Odd()))
     normed = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 4, 3))
-    assert set(fo.matrix_views(normed)) == {
-        "parametrizations.weight.original0",
-        "parametrizations.weight.original1",
-    }
+    names = {f"parametrizations.weight.original{i}" for i in (0, 1)}
+    assert set(fo.matrix_views(normed)) == names
     model = nn.ModuleDict({"head": nn.Linear(2, 2), "odd": Odd()})
     adapters.SOAP(model["head"].parameters(), views=model)
 
@@ -342,10 +319,9 @@ def test_what_is_frozen_needs_no_word():
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_the_older_functions_of_torch_rename_a_weight(kind):
     own = {"kernel": "auto"} | ({"orientation": "in_out"} if kind is nn.ConvTranspose2d else {})
-    for change, names in {
-        nn.utils.spectral_norm: ["weight_orig"],
-        nn.utils.weight_norm: ["weight_g", "weight_v"],
-    }.items():
+    renamed = {nn.utils.spectral_norm: ["weight_orig"]}
+    renamed |= {nn.utils.weight_norm: ["weight_g", "weight_v"]}
+    for change, names in renamed.items():
         assert fo.matrix_views(change(kind(3, 4, 3))) == dict.fromkeys(names, own)
 
 

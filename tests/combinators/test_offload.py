@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import step_object
 from torch import Tensor
+from ways import random_tree
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -21,19 +23,15 @@ RECIPES = {
 }
 
 
+SIZES = {"hidden": (64, 96), "bias": (5,), "large": (5000,)}
+
+
 def model(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    random = torch.Generator().manual_seed(0)
-    sizes = {"hidden": (64, 96), "bias": (5,), "large": (5000,)}
-    return {k: torch.randn(n, generator=random).to(dtype) for k, n in sizes.items()}
+    return random_tree(0, dtype, SIZES)
 
 
-def gradients(steps: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    random = torch.Generator().manual_seed(1)
-    like = model()
-    return [
-        {k: torch.randn(p.shape, generator=random).to(dtype) for k, p in like.items()}
-        for _ in range(steps)
-    ]
+def gradients(dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    return [random_tree(k + 1, dtype, SIZES) for k in range(3)]
 
 
 def mapped(x: Tensor) -> bool:
@@ -49,10 +47,7 @@ def mapped(x: Tensor) -> bool:
 def stepped(tx: Any, dtype: torch.dtype, **more: Any) -> tuple[dict[str, Any], Any]:
     params = {k: torch.nn.Parameter(p) for k, p in model(dtype).items()}
     opt = adapters.Optimizer(params.items(), lambda: tx, **more)
-    for g in gradients(3, dtype):
-        for k, p in params.items():
-            p.grad = g[k]
-        opt.step()
+    step_object(opt, gradients(dtype))
     return params, opt
 
 
@@ -71,7 +66,7 @@ def test_slots_in_files_are_stepped_as_others(name, tmp_path):
                 assert torch.equal(opt.state[p][key], x)
                 assert mapped(opt.state[p][key]) == (x.numel() >= 4096)
     params, step, state = model(dtype), fo.compile(away), away.init(model(dtype))
-    for g in gradients(3, dtype):
+    for g in gradients(dtype):
         params, state = step(g, state, params)
     slots = [x["hidden"] for x in state.slots.values() if x["hidden"] is not None]
     assert any(map(mapped, slots))
@@ -100,10 +95,7 @@ def test_slots_in_host_memory_of_another_device():
         known, plain = stepped(make(), dtype, compile=False)
         params = {k: torch.nn.Parameter(p.to("lazy")) for k, p in model(dtype).items()}
         opt = adapters.Optimizer(params.items(), lambda tx=tx: tx, compile=False)
-        for g in gradients(3, dtype):
-            for k, p in params.items():
-                p.grad = g[k].to("lazy")
-            opt.step()
+        step_object(opt, fo.tree.map(lambda g: g.to("lazy"), gradients(dtype)))
         for k, p in params.items():
             torch.testing.assert_close(p.detach().cpu(), known[k].detach(), rtol=1e-2, atol=1e-4)
             for key, x in opt.state[p].items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import assert_close, assert_same, run, step_object, through_file
 from torch import Tensor
-from ways import WAYS, step_in
+from ways import WAYS, by_eager_object, by_function, by_object, by_update, slots_of, step_in
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -139,31 +139,23 @@ def tensors(seed: int) -> dict[str, Tensor]:
     }
 
 
+STEPPED = {"update": by_update, "compile": functools.partial(by_function, strict=True)}
+STEPPED |= {"object": functools.partial(by_object, compile="strict"), "eager": by_eager_object}
+
+
 def a_run(tx: Any, way: str, steps: int = 5) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Parameters and slots after some steps."""
     params, grads = tensors(0), [tensors(k + 1) for k in range(steps)]
-    if way == "update":
-        params, state = run(tx, params, grads)
-        return params, state.slots
-    if way == "compile":
-        state, step = tx.init(params), fo.compile(tx, strict=True)
-        for g in grads:
-            params, state = step(g, state, params)
-        return params, state.slots
-    live = {k: torch.nn.Parameter(p) for k, p in params.items()}
-    compile: Any = "strict" if way == "object" else False
-    opt = adapters.Optimizer(live.items(), lambda: tx, compile=compile)
-    for i, g in enumerate(grads):
-        step_object(opt, [g])
-        if (way, i) == ("resumed", steps // 2):
-            saved = through_file(opt.state_dict())
-            opt = adapters.Optimizer(live.items(), lambda: tx, compile=False)
+    if way in STEPPED:
+        return STEPPED[way](tx, params, grads)
+    live, saved = {k: torch.nn.Parameter(p) for k, p in params.items()}, {}
+    for part in (grads[: steps // 2 + 1], grads[steps // 2 + 1 :]):
+        opt = adapters.Optimizer(live.items(), lambda: tx, compile=False)
+        if saved:
             opt.load_state_dict(saved)
-    found: dict[str, Any] = {}
-    for k, p in live.items():
-        for key, x in opt.state[p].items():
-            found.setdefault(key, {})[k] = x
-    return {k: p.detach() for k, p in live.items()}, found
+        step_object(opt, part)
+        saved = through_file(opt.state_dict())
+    return {k: p.detach() for k, p in live.items()}, slots_of(opt, live)
 
 
 def all_but_one(path: str, p: Tensor) -> bool:
@@ -341,13 +333,9 @@ def test_averages_in_bfloat16_are_read(make):
 
 
 def test_only_large_matrices_of_hidden_layers_are_packed():
-    params = {
-        "embed.weight": torch.zeros(64, 64),
-        "hidden.weight": torch.zeros(64, 64),
-        "hidden.bias": torch.zeros(5000),
-        "small.weight": torch.zeros(8, 8),
-        "head.weight": torch.zeros(64, 64),
-    }
+    params = {"embed.weight": torch.zeros(64, 64), "hidden.weight": torch.zeros(64, 64)}
+    params |= {"hidden.bias": torch.zeros(5000), "small.weight": torch.zeros(8, 8)}
+    params |= {"head.weight": torch.zeros(64, 64)}
 
     def packed(**more: Any) -> list[str]:
         codes = fo.stored(fo.adam(), "int8", **more).init(params).slots["exp_avg.int8"]

@@ -9,7 +9,7 @@ import combined
 import pytest
 import torch
 from cases import able
-from helpers import as_parameters, clone, copy_of
+from helpers import as_parameters, clone, copy_of, make_grads
 from links import NEW, OLD
 from sampling import some
 
@@ -22,17 +22,15 @@ MEASURING = [
     if any(x.rule.reduce for x in getattr(case.make(), "placements", ()))
 ]
 """The links whose numbers depend on gradients."""
+LINKS = [fo.scale_by_polyak, lambda: fo.scale_by_polyak(variant="sps+")]
+LINKS += [lambda: fo.reduce_on_plateau(0.5, patience=1)]
 STEPS = 3
 EXACT = 1e-12
 
 
 def spoiled(params, bad, at=1):
     """Gradients of some steps, one of which has a bad entry in one tensor."""
-    torch.manual_seed(2)
-    grads = [
-        {name: torch.randn(p.shape, dtype=p.dtype) for name, p in params.items()}
-        for _ in range(STEPS)
-    ]
+    grads = make_grads(params, STEPS, seed=2)
     name = "matrix" if "matrix" in params else next(iter(params))
     grads[at][name].view(-1)[0] = bad
     return grads
@@ -105,15 +103,7 @@ def test_every_combination_takes_a_bad_gradient_alike(recipe, bad):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300], ids=str)
-@pytest.mark.parametrize(
-    "link",
-    [
-        lambda: fo.reduce_on_plateau(0.5, patience=1),
-        lambda: fo.scale_by_polyak(),
-        lambda: fo.scale_by_polyak(variant="sps+"),
-    ],
-    ids=["reduce_on_plateau", "polyak", "polyak+"],
-)
+@pytest.mark.parametrize("link", LINKS)
 def test_a_loss_that_is_not_finite_is_taken_alike(link, value):
     params = combined.named_params()
     check(fo.chain(fo.scale_by_lr(0.1), link()), params, 1.0, {"value": value})

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, run
+from helpers import assert_close, assert_same, run, step_object
 from ways import WAYS, step_in
 
 import functional_optim as fo
@@ -14,13 +14,8 @@ from functional_optim import adapters
 EXACT = 1e-12
 STEPS = 14
 
-SGD = [
-    {},
-    {"maximize": True},
-    {"momentum": 0.9},
-    {"momentum": 0.9, "dampening": 0.4},
-    {"momentum": 0.9, "nesterov": True},
-]
+SGD = [{}, {"maximize": True}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.4}]
+SGD += [{"momentum": 0.9, "nesterov": True}]
 ADAGRAD = [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.2}, {"maximize": True}]
 ADAM = [{}, {"betas": (0.5, 0.8), "eps": 1e-3}, {"maximize": True}]
 SETTINGS = [
@@ -29,18 +24,12 @@ SETTINGS = [
     for hyper in every
 ]
 every_setting = pytest.mark.parametrize(("name", "hyper"), SETTINGS)
-dense_too = pytest.mark.parametrize(
-    ("name", "hyper"), [s for s in SETTINGS if s.values[0] != "SparseAdam"]
-)
+dense = [s for s in SETTINGS if s.values[0] != "SparseAdam"]
+dense_too = pytest.mark.parametrize(("name", "hyper"), dense)
 TOUCHED = 5
 """Of 6 rows: the last one never has a gradient."""
-LAYOUTS = {
-    "vector": ((6,), 1),
-    "rows": ((6, 3), 1),
-    "entries": ((6, 3), 2),
-    "slabs": ((6, 2, 3), 1),
-    "fibres": ((6, 2, 3), 2),
-}
+LAYOUTS = {"vector": ((6,), 1), "rows": ((6, 3), 1), "entries": ((6, 3), 2)}
+LAYOUTS |= {"slabs": ((6, 2, 3), 1), "fibres": ((6, 2, 3), 2)}
 """Shapes, and how many of their dimensions are sparse; the others are dense (hybrid tensors)."""
 
 # torch's own Adagrad makes a sparse tensor without saying whether to check it
@@ -65,14 +54,9 @@ def gradients(shape, dims):
 
 def both(name, params, hyper):
     """Torch's class and ours, each over its own copy."""
-    made = []
-    for cls, more in (
-        (getattr(torch.optim, name), {}),
-        (getattr(adapters, name), {"compile": False}),
-    ):
-        mine = [torch.nn.Parameter(p.clone()) for p in params]
-        made.append((cls(mine, **hyper, **more), mine))
-    return made
+    mine, other = ([torch.nn.Parameter(p.clone()) for p in params] for _ in range(2))
+    ours = getattr(adapters, name)(mine, compile=False, **hyper)
+    return [(getattr(torch.optim, name)(other, **hyper), other), (ours, mine)]
 
 
 def assert_states_close(ours, mine, theirs, other):
@@ -159,10 +143,7 @@ def test_a_global_norm_adds_duplicates_before_it_squares(as_object):
             continue
         mine = [torch.nn.Parameter(p.clone()) for p in starts]
         opt = adapters.Optimizer(mine, recipe, compile=False, **hyper)
-        for pair in some:
-            for p, g in zip(mine, pair, strict=True):
-                p.grad = g.clone()
-            opt.step()
+        step_object(opt, some)
         results.append([p.detach() for p in mine])
     assert_close(*results, EXACT)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
 
 import pytest
 import snippets
 import torch
 from helpers import assert_close, clone
 from torch import Tensor
+from undeclared import WAYS
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
 
 PAGE = (snippets.ROOT / "CONTRIBUTING.md").read_text()
 NAMES = snippets.run_page("CONTRIBUTING.md", PAGE)
@@ -43,33 +42,14 @@ def left_inverse(gs: list[Tensor], lr: float, beta: float = 0.9, eps: float = 0.
 LOOPS = {"soft_sign": soft_sign, "left_inverse": left_inverse}
 
 
-def stepped(way: str, tx: Any, params: dict[str, Tensor], grads: list[dict[str, Tensor]]) -> Any:
-    """The parameters after some steps."""
-    if way in ("update", "fo.compile"):
-        state, step = tx.init(params), fo.compile(tx, strict=True)
-        for g in grads:
-            if way == "update":
-                updates, state = tx.update(g, state, params)
-                params = fo.apply_updates(params, updates)
-            else:
-                params, state = step(g, state, params)
-        return params
-    leaves = {name: torch.nn.Parameter(p) for name, p in params.items()}
-    opt = Optimizer(list(leaves.items()), lambda: tx, compile="compile=False" not in way)
-    for g in grads:
-        for name, p in leaves.items():
-            p.grad = g[name]
-        opt.step()
-    return {name: p.detach() for name, p in leaves.items()}
-
-
-@pytest.mark.parametrize("way", ["update", "fo.compile", "Optimizer", "Optimizer, compile=False"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LOOPS)
 def test_an_algorithm_of_the_page_is_its_formula(name, way):
     torch.manual_seed(0)
     params = {n: torch.randn(shape, dtype=torch.float64) for n, shape in SHAPES.items()}
     grads = [{n: torch.randn_like(p) for n, p in params.items()} for _ in range(7)]
-    moved = stepped(way, NAMES[name](lr=0.1), clone(params), grads)
+    options = {"strict": True} if way == "fo.compile" else {}
+    moved, _ = WAYS[way](NAMES[name](lr=0.1), clone(params), grads, **options)
     for n, p in params.items():
         assert_close(moved[n], p + LOOPS[name]([g[n] for g in grads], 0.1), 1e-12)
 
@@ -77,7 +57,7 @@ def test_an_algorithm_of_the_page_is_its_formula(name, way):
 def test_a_kernel_of_a_convolution_is_a_matrix_there():
     params = {"kernel": torch.randn(3, 2, 2, 2, dtype=torch.float64)}
     grads = [{"kernel": torch.randn_like(params["kernel"])} for _ in range(4)]
-    moved = stepped("update", NAMES["left_inverse"](lr=0.1), clone(params), grads)
+    moved, _ = WAYS["update"](NAMES["left_inverse"](lr=0.1), clone(params), grads)
     expected = left_inverse([g["kernel"].flatten(1) for g in grads], 0.1)
     assert_close(moved["kernel"], params["kernel"] + expected.reshape(3, 2, 2, 2), 1e-12)
 

@@ -15,7 +15,7 @@ import cases
 import optree
 import pytest
 import torch
-from helpers import assert_close, assert_same, clone, copy_of, run
+from helpers import assert_close, assert_same, clone, copy_of, make_grads, run
 from objects import ADAM, BOTH, Pair, check_edit, edits
 
 import functional_optim as fo
@@ -49,14 +49,6 @@ def model(seed=0, more=0):
     return params
 
 
-def gradients(params, steps, seed=1):
-    torch.manual_seed(seed)
-    return [
-        {name: torch.randn(p.shape, dtype=p.dtype) for name, p in params.items()}
-        for _ in range(steps)
-    ]
-
-
 def assert_near(got, wanted):
     """Equal to the rounding of each leaf's dtype."""
     for x, y in zip(fo.tree.leaves(got), fo.tree.leaves(wanted), strict=True):
@@ -75,7 +67,7 @@ def momentum(lr=0.05):
 # ---------------------------------------------------------------- fo.compile
 def test_a_model_of_all_kinds_steps_as_by_the_update():
     tx, params = composed(), model()
-    step, grads = fo.compile(tx), gradients(params, 5)
+    step, grads = fo.compile(tx), make_grads(params, 5)
     wanted = run(tx, params, grads)
     got, state = clone(params), tx.init(params)
     for g in grads:
@@ -87,7 +79,7 @@ def test_a_model_of_all_kinds_steps_as_by_the_update():
 def test_numbers_that_somebody_else_has_written_are_read_again():
     tx, params = fo.nadam(0.1), {"w": torch.ones(3)}
     state, step = tx.init(params), fo.compile(tx)
-    (grads,) = gradients(params, 1)
+    (grads,) = make_grads(params, 1)
     for count in (0, 1, 7):
         state.step.fill_(count)
         for carried in state.carry.values():
@@ -101,7 +93,7 @@ def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
     """Plain SGD has no slot whose layout would betray that of the parameter."""
     whole = torch.randn(3, 8)
     before, params = whole.clone(), {"w": whole[:, ::2]}
-    tx, (grads,) = fo.sgd(0.1), gradients(params, 1)
+    tx, (grads,) = fo.sgd(0.1), make_grads(params, 1)
     fo.compile(tx)(grads, tx.init(params), params)
     assert_near(whole[:, ::2], before[:, ::2] - 0.1 * grads["w"])
     assert_same(whole[:, 1::2], before[:, 1::2])
@@ -112,7 +104,7 @@ def test_a_learning_rate_tensor_is_read_at_every_step():
     tx, params = momentum(lr), model()
     step, state, known = fo.compile(tx), tx.init(params), None
     wanted, reference = clone(params), tx.init(params)
-    for i, g in enumerate(gradients(params, 4)):
+    for i, g in enumerate(make_grads(params, 4)):
         lr.fill_(0.05 / (1 + i))
         wanted, reference = run(tx, wanted, [g], reference)
         params, state = step(g, state, params)
@@ -124,7 +116,7 @@ def test_a_learning_rate_tensor_is_read_at_every_step():
 def test_donated_tensors_are_the_ones_returned():
     tx, params = composed(), model()
     state = tx.init(params)
-    (grads,) = gradients(params, 1)
+    (grads,) = make_grads(params, 1)
     before, given = clone(grads), optree.tree_leaves((params, state))
     pointers, versions = [x.data_ptr() for x in given], [x._version for x in given]
     returned = optree.tree_leaves(fo.compile(tx)(grads, state, params))
@@ -138,7 +130,7 @@ def test_donated_tensors_are_the_ones_returned():
 
 def test_without_donation_the_arguments_stay():
     tx, params = composed(), model()
-    step, (grads,) = fo.compile(tx, donate=False), gradients(params, 1)
+    step, (grads,) = fo.compile(tx, donate=False), make_grads(params, 1)
     arguments = (grads, tx.init(params), params)
     before, versions = clone(arguments), [x._version for x in optree.tree_leaves(arguments)]
     first = step(*arguments)
@@ -154,7 +146,7 @@ def test_matrices_of_one_shape_share_a_kernel_and_a_transposed_one_runs_eagerly(
 
     tx = fo.leafwise(None, update, name="centred rows")
     params = {"a": torch.randn(3, 4), "b": torch.randn(4, 3).t(), "c": torch.randn(5, 6)}
-    (grads,) = gradients(params, 1)
+    (grads,) = make_grads(params, 1)
     before, wanted = kernels.count(), run(tx, params, [grads] * 3)
     step, state = fo.compile(tx), tx.init(params)
     for _ in range(3):
@@ -182,10 +174,11 @@ def train(seed, turn=None):
 
 def test_two_optimizers_step_at_once_as_each_would_alone():
     alone, turn, found = [train(seed) for seed in (0, 1)], threading.Barrier(2), {}
-    threads = [
-        threading.Thread(target=lambda seed=seed: found.update({seed: train(seed, turn)}))
-        for seed in (0, 1)
-    ]
+
+    def note(seed):
+        found[seed] = train(seed, turn)
+
+    threads = [threading.Thread(target=note, args=(seed,)) for seed in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:

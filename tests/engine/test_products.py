@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, step_object
 from torch import Tensor
 from ways import random_tree
 
@@ -43,10 +43,7 @@ def named_parameters(dtype: torch.dtype = torch.float64) -> Any:
 
 
 def stepped(opt: Any, named: Any, steps: int, dtype: torch.dtype = torch.float64) -> None:
-    for k in range(steps):
-        for (_, p), g in zip(named, make_tree(k + 1, dtype).values(), strict=True):
-            p.grad = g
-        opt.step()
+    step_object(opt, [make_tree(k + 1, dtype) for k in range(steps)])
 
 
 def test_a_product_that_raises_leaves_everything_as_it_was():
@@ -169,8 +166,6 @@ def test_slots_keep_their_dtypes_where_parameters_of_one_shape_have_different_on
 def test_muon_takes_matrices_without_entries():
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 0), (0, 4), (2, 3))]
     opt = adapters.Muon(params)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    opt.step()
+    step_object(opt, [[torch.ones_like(p) for p in params]])
     shapes = [tuple(opt.state[p]["momentum_buffer"].shape) for p in params]
     assert shapes == [(4, 0), (0, 4), (2, 3)]

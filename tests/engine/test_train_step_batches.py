@@ -49,15 +49,11 @@ def test_what_belongs_to_all_samples_is_closed_over():
     torch.testing.assert_close(*moved)
 
 
-def frozen_base():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    model[0].requires_grad_(False)
-    return model, dict(model.named_parameters())
-
-
 def test_leaves_that_a_module_has_frozen_must_be_frozen_in_the_recipe():
     """As the base of a LoRA model: a step of trees moves what it is passed."""
-    model, p = frozen_base()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    p = dict(model.named_parameters())
 
     def loss(p, x):
         return torch.func.functional_call(model, p, (x,)).square().mean()

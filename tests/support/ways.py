@@ -34,11 +34,16 @@ def by_object(tx: Any, params: Any, grads: Any, compile: Any = True) -> tuple[An
         for name, p in named.items():
             p.grad = own[name]
         opt.step()
+    return {name: p.detach() for name, p in named.items()}, slots_of(opt, named)
+
+
+def slots_of(opt: Any, named: Any) -> dict[str, Any]:
+    """The state of an optimizer object, by key and by the names of its parameters."""
     slots: dict[str, Any] = {}
     for name, p in named.items():
         for key, x in opt.state[p].items():
             slots.setdefault(key, {})[name] = x
-    return {name: p.detach() for name, p in named.items()}, slots
+    return slots
 
 
 def by_eager_object(tx: Any, params: Any, grads: Any) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from undeclared import WAYS
 
 import functional_optim as fo
 from functional_optim.adapters import ASGD, Optimizer
@@ -16,45 +17,23 @@ def averaged(decay: float = 0.999) -> Any:
     return fo.chain(fo.scale_by_lr(1.0), fo.params_ema(decay))
 
 
-def beside_master_weights() -> Any:
-    return fo.chain(fo.master_weights(fo.scale_by_lr(1.0)), fo.params_ema(0.999))
-
-
-def means() -> Any:
-    return fo.chain(fo.scale_by_lr(1.0), fo.polyak_average(0))
-
-
 def moved(tx: Any, dtype: torch.dtype, way: str, steps: int, still: int = 0) -> dict[str, Tensor]:
     """The slots of a parameter that is 1 for some steps, and 0 after all others."""
-    zero = torch.zeros(3, dtype=dtype)
-    grads = [*[zero] * still, torch.ones(3, dtype=dtype), *[zero] * (steps - still - 1)]
-    if way == "object":
-        w = torch.nn.Parameter(torch.ones(3, dtype=dtype))
-        opt = Optimizer([w], lambda: tx)
-        for w.grad in grads:
-            opt.step()
-        return dict(opt.state[w])
-    p = torch.ones(3, dtype=dtype)
-    state, step = tx.init(p), fo.compile(tx)
-    for g in grads:
-        if way == "compile":
-            p, state = step(g, state, p)
-        else:
-            u, state = tx.update(g, state, p)
-            p = fo.apply_updates(p, u)
-    return state.slots
+    zero, one = torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype)
+    grads = [{"w": g} for g in (*[zero] * still, one, *[zero] * (steps - still - 1))]
+    _, slots = WAYS[way](tx, {"w": one.clone()}, grads)
+    return {key: own["w"] for key, own in slots.items()}
 
 
-@pytest.mark.parametrize("way", ["update", "compile", "object"])
+@pytest.mark.parametrize("way", ["update", "fo.compile", "Optimizer"])
 @pytest.mark.parametrize("dtype", HALF)
 def test_an_average_and_a_mean_of_half_precision_move(dtype, way):
     """The mean is that after all steps but the first: of 1 once, and of 0 ever after."""
-    tx = beside_master_weights() if dtype is torch.bfloat16 else averaged()
-    for each, key, still, wanted in (
-        (tx, "params_ema", 0, 0.999**1000),
-        (averaged(), "params_ema", 0, 0.999**1000),
-        (means(), "ax", 2, 1 / 999),
-    ):
+    wide = fo.chain(fo.master_weights(fo.scale_by_lr(1.0)), fo.params_ema(0.999))
+    mean = fo.chain(fo.scale_by_lr(1.0), fo.polyak_average(0))
+    tx = wide if dtype is torch.bfloat16 else averaged()
+    rows = [(x, "params_ema", 0, 0.999**1000) for x in (tx, averaged())]
+    for each, key, still, wanted in (*rows, (mean, "ax", 2, 1 / 999)):
         found = moved(each, dtype, way, 1000, still)[key]
         assert found.dtype is torch.float32
         torch.testing.assert_close(found, torch.full((3,), wanted), rtol=1e-3, atol=0)
@@ -89,7 +68,6 @@ def test_an_average_that_was_saved_in_half_precision_is_converted(dtype):
         _, state = tx.update({"w": torch.zeros(3, dtype=dtype)}, state, {"w": w})
     exact = torch.full((3,), 1 - 0.5 * 0.999**1000)
     torch.testing.assert_close(state.slots["params_ema"]["w"], exact, rtol=1e-3, atol=0)
-
     p = torch.nn.Parameter(w.clone())
     opt = Optimizer([p], averaged)
     p.grad = torch.zeros_like(p)
