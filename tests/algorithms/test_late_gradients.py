@@ -8,7 +8,7 @@ import torch
 from helpers import assert_close, run
 from sampling import some
 from torch import Tensor
-from ways import by_object
+from ways import by_object, random_tree
 
 import functional_optim as fo
 
@@ -30,9 +30,7 @@ each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
 def matrices(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"early": (5, 5), "late": (5, 5), "other": (4, 4)}
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return random_tree(seed, torch.float32, {"early": (5, 5), "late": (5, 5), "other": (4, 4)})
 
 
 def gradients(step: int) -> dict[str, Any]:

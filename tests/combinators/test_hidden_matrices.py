@@ -31,7 +31,8 @@ torch: encoder.layers.0.self_attn.in_proj_weight decoder.layers.0.multihead_attn
     0.weight
 torchvision: conv1.weight layer1.0.conv2.weight layer4.0.downsample.0.weight
     encoder.layers.encoder_layer_0.mlp.0.weight features.1.0.block.0.weight
-words: layers.3.moe.shared.w1.weight shared.0.weight shared1.weight ensemble.0.weight assembly.weight
+words: layers.3.moe.shared.w1.weight shared.0.weight shared1.weight ensemble.0.weight
+    assembly.weight
     layers.0.attn.heads.weight layers.2.out_head.weight blocks.0.output.weight blocks.0.fc.weight
 """)
 """Names of matrices in models of several libraries."""

@@ -2,6 +2,7 @@
 is like the one before passes the files that ARCHITECTURE.md names, and no others."""
 
 import ast
+import functools
 import graphlib
 import re
 import sys
@@ -34,9 +35,15 @@ def box_of(path):
     return path.relative_to(CORE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def nodes_of(path):
+    """All nodes of a file."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path):
     """Dotted names of all that a file imports, function bodies and type checking included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -46,9 +53,7 @@ def imported(path):
 
 def used(path):
     """Dotted names that a file reads, such as torch._dynamo.config."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute):
-            yield ast.unparse(node)
+    yield from (ast.unparse(x) for x in nodes_of(path) if isinstance(x, ast.Attribute))
 
 
 def name_of(path):
@@ -96,14 +101,12 @@ def test_imports_between_layers_and_between_files_form_no_circle():
     modules = {module_of(path): path for path in SOURCES}
     below = {}
     for name, path in modules.items():
-        body = ast.parse(path.read_text())
-        blocks = [x for x in ast.walk(body) if isinstance(x, ast.If)]
+        blocks = [x for x in nodes_of(path) if isinstance(x, ast.If)]
         typed = [x for x in blocks if ast.unparse(x.test) == "TYPE_CHECKING"]
         left_out = {id(x) for block in typed for x in ast.walk(block)}
-        nodes = [x for x in ast.walk(body) if id(x) not in left_out]
-        found = [
-            f"{x.module}.{y.name}" for x in nodes if isinstance(x, ast.ImportFrom) for y in x.names
-        ]
+        nodes = [x for x in nodes_of(path) if id(x) not in left_out]
+        froms = [x for x in nodes if isinstance(x, ast.ImportFrom)]
+        found = [f"{x.module}.{y.name}" for x in froms for y in x.names]
         found += [y.name for x in nodes if isinstance(x, ast.Import) for y in x.names]
         known = {x if x in modules else x.rpartition(".")[0] for x in found}
         below[name] = {x for x in known if x in modules} - {name}
@@ -115,9 +118,8 @@ def test_nothing_of_the_package_imports_the_adapters():
     assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
 
 
-GRAPHS = {"asked", "callers", "graph", "keys", "node", "ops", "private", "record"} | {
-    *("counters", "normals"),
-}
+GRAPHS = {"asked", "callers", "graph", "keys", "node", "ops", "private", "record", "counters"}
+GRAPHS |= {"normals"}
 """What the core knows of kernels: graphs of rules, private names of torch, whom to warn, and what
 draws many random numbers."""
 
@@ -182,7 +184,7 @@ def test_a_listing_shows_the_architecture_and_no_file_is_long():
 
 
 def test_no_two_classes_of_the_package_and_no_two_test_files_have_one_name():
-    bodies = [node for path in SOURCES for node in ast.parse(path.read_text()).body]
+    bodies = [node for path in SOURCES for node in nodes_of(path)[0].body]
     classes = [node.name for node in bodies if isinstance(node, ast.ClassDef)]
     tests = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
     for names in (classes, tests):
