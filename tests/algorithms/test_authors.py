@@ -91,30 +91,26 @@ IN_TIMM = (fo.lamb, "timm:timm.optim.lamb.Lamb")
 MOMO = (fo.momo, "momo-opt:momo.Momo")
 MOMO_ADAM = (fo.momo_adam, "momo-opt:momo.MomoAdam")
 PRODIGY = (fo.prodigy, "prodigyopt:prodigyopt.Prodigy")
+MINI = (fo.adam_mini, "adam-mini:adam_mini.Adam_mini")
+CAME = (fo.came, "came-pytorch:came_pytorch.CAME")
+FREE_SGD = (fo.schedule_free_sgd, "schedulefree:schedulefree.SGDScheduleFree")
+FACTORED: dict[str, Any] = {"eps": (1e-3, 1e-3), "weight_decay": 0.1}
+SUMMED, RISING = {"lr": 0.05, "momentum": 0.8}, {"warmup_steps": 5}
+ADOPTED, GUARDED = {"decoupled_weight_decay": True}, {"d_coef": 0.7, "safeguard_warmup": True}
 STABLE = (fo.stable_adamw, "torch-optimi:optimi.StableAdamW")
 
 ROWS = {
     "adabelief": row(*BELIEF, its=QUIET, **DECAYED),
     "adabelief-plain": row(*BELIEF, its=QUIET, **DECAYED, rectify=False),
     "adam_mini": row(
-        *(fo.adam_mini, "adam-mini:adam_mini.Adam_mini"),
-        own={"blocks": BLOCKS},
-        its={"verbose": False},
-        **ADAM,
-        weight_decay=0.0,
+        *MINI, own={"blocks": BLOCKS}, its={"verbose": False}, **ADAM, weight_decay=0.0
     ),
     "adan": row(*ADAN, **THREE),
     "adan-no-prox": row(*ADAN, own={"no_prox": True}, its={"weight_decouple": True}, **THREE),
     "ademamix": row(fo.ademamix, "pytorch_optimizer:pytorch_optimizer.AdEMAMix", **SLOW),
     "adopt": row(*ADOPT, **DECAYED),
-    "adopt-decoupled": row(
-        *ADOPT, own={"decoupled_weight_decay": True}, its={"decouple": True}, **DECAYED
-    ),
-    "came": row(
-        *(fo.came, "came-pytorch:came_pytorch.CAME"),
-        **{"lr": 0.05, "betas": (0.8, 0.95, 0.9), "eps": (1e-3, 1e-3), "weight_decay": 0.1},
-        clip_threshold=0.7,
-    ),
+    "adopt-decoupled": row(*ADOPT, own=ADOPTED, its={"decouple": True}, **DECAYED),
+    "came": row(*CAME, lr=0.05, betas=(0.8, 0.95, 0.9), **FACTORED, clip_threshold=0.7),
     "dadapt_adam": row(*DADAPT, **FREE, d0=1e-3),
     "dadapt_adam-corrected": row(*DADAPT, **GROWN, decouple=True),
     "dog": row(*DOG, reps_rel=1e-3, weight_decay=0.1),
@@ -127,10 +123,7 @@ ROWS = {
     "lars": row(fo.lars, "timm:timm.optim.lars.Lars", **TRUST, **LARS),
     "lars-nesterov": row(fo.lars, "timm:timm.optim.lars.Lars", **TRUST, **LARS, nesterov=True),
     "lion": row(fo.lion, "lion-pytorch:lion_pytorch.Lion", lr=0.05, **FREE),
-    "madgrad": row(
-        *(fo.madgrad, "madgrad:madgrad.MADGRAD"),
-        **{"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1, "eps": 1e-3},
-    ),
+    "madgrad": row(fo.madgrad, "madgrad:madgrad.MADGRAD", **SUMMED, weight_decay=0.1, eps=1e-3),
     "momo": row(*MOMO, weight_decay=0.1),
     "momo-bound": row(*MOMO, lr=0.3, weight_decay=0.1, beta=0.8, lb=0.5),
     "momo-fstar": row(*MOMO, lr=0.5, bias_correction=True, use_fstar=True),
@@ -140,24 +133,13 @@ ROWS = {
     "momo_adam-fstar": row(*MOMO_ADAM, **FREE, lr=0.5, use_fstar=True),
     "novograd": row(fo.novograd, "timm:timm.optim.nvnovograd.NvNovoGrad", **DECAYED),
     "prodigy": row(*PRODIGY, **FREE, d0=1e-3),
-    "prodigy-corrected": row(
-        *PRODIGY, **GROWN, beta3=0.9, d_coef=0.7, decouple=False, safeguard_warmup=True
-    ),
-    "schedule_free_sgd": row(
-        *(fo.schedule_free_sgd, "schedulefree:schedulefree.SGDScheduleFree"),
-        **{"lr": 0.2, "momentum": 0.8, "weight_decay": 0.1, "warmup_steps": 5, "r": 1.0},
-    ),
+    "prodigy-corrected": row(*PRODIGY, **GROWN, beta3=0.9, **GUARDED, decouple=False),
+    "schedule_free_sgd": row(*FREE_SGD, lr=0.2, momentum=0.8, weight_decay=0.1, **RISING, r=1.0),
     "schedule_free_adamw": row(*FREE_ADAMW, lr=0.05, **FREE, warmup_steps=5),
-    "schedule_free_adamw-power": row(
-        *FREE_ADAMW, lr=0.05, **FREE, warmup_steps=5, weight_lr_power=1.5
-    ),
-    "sm3": row(
-        *(fo.sm3, "pytorch_optimizer:pytorch_optimizer.SM3"), lr=0.1, momentum=0.8, eps=1e-30
-    ),
+    "schedule_free_adamw-power": row(*FREE_ADAMW, lr=0.05, **FREE, **RISING, weight_lr_power=1.5),
+    "sm3": row(fo.sm3, "pytorch_optimizer:pytorch_optimizer.SM3", lr=0.1, momentum=0.8, eps=1e-30),
     "soap": row(
-        *(fo.soap, "pytorch_optimizer:pytorch_optimizer.SOAP"),
-        **DECAYED,
-        precondition_frequency=5,
+        fo.soap, "pytorch_optimizer:pytorch_optimizer.SOAP", **DECAYED, precondition_frequency=5
     ),
     "stable_adamw": row(*STABLE, its={"triton": False}, **DECAYED),
     "yogi": row(fo.yogi, "pytorch_optimizer:pytorch_optimizer.Yogi", **DECAYED),

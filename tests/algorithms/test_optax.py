@@ -24,9 +24,8 @@ from reference import waves
 
 import functional_optim as fo
 
-FOUND = json.loads(
-    (Path(__file__).parents[1] / "support" / "reference" / "optax.json").read_text()
-)["rows"]
+FILE = Path(__file__).parents[1] / "support" / "reference" / "optax.json"
+FOUND = json.loads(FILE.read_text())["rows"]
 LR = 0.05
 ADAM: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-3}
 MATRIX = "body.w"
@@ -225,9 +224,7 @@ ROWS = {
     "clip_by_block_rms": link(lambda o: o.clip_by_block_rms(0.6), kind="uneven"),
     "zero_nans": link(lambda o: o.chain(o.zero_nans(), o.clip_by_value(1.0))),
     "zero_nans-broken": link(lambda o: o.chain(o.zero_nans(), o.clip_by_value(1.0)), kind="broken"),
-    "keep_params_nonnegative": row(
-        lambda o: o.chain(o.sgd(LR, 0.9), o.keep_params_nonnegative()),
-    ),
+    "keep_params_nonnegative": row(lambda o: o.chain(o.sgd(LR, 0.9), o.keep_params_nonnegative())),
     "scale_by_trust_ratio": link(
         lambda o: o.scale_by_trust_ratio(min_norm=0.1, trust_coefficient=0.5, eps=1e-3)
     ),

@@ -1,20 +1,13 @@
 """Ten steps against torch.optim, torch's utilities, and the papers' loops."""
 
+from functools import partial
+
 import pytest
 import test_authors
 import test_optax
 import torch
 from cases import CASES, composed, with_naive, with_torch
-from helpers import (
-    as_parameters,
-    assert_close,
-    clone,
-    copy_of,
-    make_grads,
-    make_params,
-    run,
-    step_object,
-)
+from helpers import as_parameters, assert_close, copy_of, make_grads, run, step_object
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -35,12 +28,8 @@ RUNS = [
 
 def patchy(grads):
     """Gradients of which two come late, one is missing for two steps, and one only comes once."""
-    absent = {
-        "cube": lambda t: t < 2,
-        "transposed": lambda t: t < 5,
-        "matrix": lambda t: t in (3, 4),
-        "vector": lambda t: t != 6,
-    }
+    absent = {"cube": lambda t: t < 2, "transposed": lambda t: t < 5}
+    absent |= {"matrix": lambda t: t in (3, 4), "vector": lambda t: t != 6}
     return [
         [None if absent.get(name, lambda t: False)(t) else g for name, g in tree.items()]
         for t, tree in enumerate(grads)
@@ -64,11 +53,8 @@ def test_the_object_equals_torch_with_late_and_missing_gradients(case, general, 
     grads = patchy(make_grads(params, STEPS))
     theirs, mine = as_parameters(params), as_parameters(params)
     a = case.stock(theirs, **case.hyper)
-    b = (
-        adapters.Optimizer(mine, case.recipe, compile=False, **case.hyper)
-        if general
-        else case.drop_in(mine, compile=False, **case.hyper)
-    )
+    make = partial(adapters.Optimizer, recipe=case.recipe) if general else case.drop_in
+    b = make(mine, compile=False, **case.hyper)
     for g in grads:
         step_object(a, [g])
         step_object(b, [g])
@@ -110,7 +96,7 @@ def test_params_ema_of_half_precision_averages_the_rounded_parameters():
 def test_every_hyperparameter_takes_a_schedule():
     """momentum 0.5 and 0.9, decay 0.1 and 0.2 by turns, against two optimizers' hand-made steps."""
     turn = lambda a, b: lambda count: a + (b - a) * (count % 2)  # noqa: E731
-    params = make_params()
+    params = CASES[0].params()
     grads = make_grads(params, 4)
     theirs = as_parameters(params)
     opt = torch.optim.SGD(theirs, lr=0.1, momentum=0.5, weight_decay=0.1)
@@ -129,11 +115,9 @@ def test_the_composed_recipe_equals_torchs_parts(functional):
     model = torch.nn.Sequential(
         torch.nn.Linear(3, 4, dtype=torch.float64), torch.nn.Linear(4, 2, dtype=torch.float64)
     )
-    params = clone(dict(model.named_parameters()))
-    params = {name: p.detach() for name, p in params.items()}
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
     grads = make_grads(params, STEPS)
     hyper = {"lr": 0.02, "max_norm": 0.5, "decay": 0.9}
-
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     average.update_parameters(model)
     opt = torch.optim.AdamW(model.parameters(), lr=1.0)
@@ -145,7 +129,6 @@ def test_the_composed_recipe_equals_torchs_parts(functional):
         opt.step()
         scheduler.step()
         average.update_parameters(model)
-
     if functional:
         moved, state = run(composed(**hyper), params, grads)
         ema = state.slots["params_ema"]

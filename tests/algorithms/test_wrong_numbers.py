@@ -86,10 +86,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: fo.shampoo(weight_decay_type="corrected"), "without peak_lr"),
     (lambda: fo.shampoo(weight_decay_type="corrected", peak_lr=0.0), "peak_lr above 0"),
-    (
-        lambda: fo.shampoo(weight_decay_type="x"),
-        "or 'independent' as weight_decay_type, but got 'x'",
-    ),
+    (lambda: fo.shampoo(weight_decay_type="x"), "'independent' as weight_decay_type, but got 'x'"),
     (lambda: fo.shampoo().init(COMPLEX), "takes real parameters"),
 ]
 
@@ -137,10 +134,7 @@ SEARCHES: list[tuple[Callable[[], Any], str]] = [
     (lambda: lbfgs(state=fo.lbfgs().init(torch.ones(3))), OTHER),
     (lambda: lbfgs(state=fo.lbfgs().init(ONES.double())), OTHER),
     (lambda: lbfgs(ONES[None], tx=fo.lbfgs(batched=True), params=ONES[None]), OTHER),
-    (
-        lambda: lbfgs(tx=fo.scale_by_lbfgs(), state=fo.scale_by_lbfgs().init(torch.ones(3))),
-        OTHER,
-    ),
+    (lambda: lbfgs(tx=fo.scale_by_lbfgs(), state=fo.scale_by_lbfgs().init(torch.ones(3))), OTHER),
     (lambda: returned(lambda g: [g]), "different structures"),
     (lambda: returned(lambda g: {"x": g["x"][:1]}), r"differ at 'x': \(2,\) against \(1,\)"),
     (lambda: returned(lambda g: {"x": g["x"] * 1j}), "complex gradient for a complex parameter"),

@@ -1,8 +1,9 @@
 """First slots of packed states: never whole in float32, bitwise what the rule's own become."""
 
 import io
+from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.core import codecs, first_slots
 
+Begun = namedtuple("Begun", "zeros ones weights edge column")
 KINDS = ["int8", "int4", "bfloat16", "float8_e4m3fn"]
 COUNT, SHAPE = 8, (512, 1024)
 BYTES = 4 * 512 * 1024
@@ -87,14 +89,6 @@ def test_packed_states_never_take_the_memory_of_float32(kind, way):
     assert whole >= 2 * COUNT * BYTES
     bytes_of = {"int4": 0.5, "bfloat16": 2}.get(kind, 1)
     assert packed <= (1.2 * bytes_of / 4 + 0.02) * whole
-
-
-class Begun(NamedTuple):
-    zeros: Tensor
-    ones: Tensor
-    weights: Tensor
-    edge: Tensor
-    column: Tensor
 
 
 def begin(p: Tensor) -> Begun:

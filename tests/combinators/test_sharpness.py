@@ -7,10 +7,9 @@ from helpers import assert_close, assert_same
 import functional_optim as fo
 from functional_optim import adapters
 
-RECIPES = {
-    "sam": lambda rho=0.1: fo.sam(fo.sgd(0.1, momentum=0.9), rho),
-    "asam": lambda rho=0.1: fo.asam(fo.sgd(0.1, momentum=0.9), rho, eta=0.05),
-}
+SGD = fo.sgd(0.1, momentum=0.9)
+RECIPES = {"sam": lambda rho=0.1: fo.sam(SGD, rho)}
+RECIPES |= {"asam": lambda rho=0.1: fo.asam(SGD, rho, eta=0.05)}
 CLASSES = {"sam": (adapters.SAM, {}), "asam": (adapters.ASAM, {"eta": 0.05})}
 each = pytest.mark.parametrize("name", RECIPES)
 torch.manual_seed(0)
@@ -164,7 +163,6 @@ def test_a_frozen_leaf_and_a_gradient_that_is_nan():
     step_object(mine, opt)
     assert_same(mine["b"].detach(), p["b"])
     before = mine["a"].detach().clone()
-
     opt.step(closure_of(mine, opt, torch.nan))
     assert_same(mine["a"].detach(), before)
 

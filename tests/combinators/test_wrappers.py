@@ -14,7 +14,6 @@ DECAYING = fo.schedules.linear(1.0, 0.0, 8)
 def test_lookahead_is_the_papers_algorithm():
     params, grads = make_params(), make_grads(make_params(), 10)
     got, state = run(fo.lookahead(fo.adam(0.1), 3, 0.4), params, grads)
-
     tx, slow, fast = fo.adam(0.1), clone(params), clone(params)
     inner = tx.init(fast)
     for i, g in enumerate(grads):
@@ -78,15 +77,11 @@ def value_and_grad(params):
     return value, grads
 
 
-FUNCTIONS = {
-    "grad_fn": (fo.sam(fo.sgd(0.1)), torch.func.grad(loss)),
-    "value_and_grad": (fo.lbfgs(), value_and_grad),
-    "residual_fn": (fo.levenberg_marquardt(), residuals),
-}
-MATRICES = {
-    "a": torch.tensor([[1.0, 2.0], [0.5, -1.0]], dtype=torch.float64),
-    "b": torch.tensor([0.3, 0.1], dtype=torch.float64),
-}
+FUNCTIONS = {"grad_fn": (fo.sam(fo.sgd(0.1)), torch.func.grad(loss))}
+FUNCTIONS |= {"value_and_grad": (fo.lbfgs(), value_and_grad)}
+FUNCTIONS |= {"residual_fn": (fo.levenberg_marquardt(), residuals)}
+MATRICES = {"a": torch.tensor([[1.0, 2.0], [0.5, -1.0]]).double()}
+MATRICES |= {"b": torch.tensor([0.3, 0.1], dtype=torch.float64)}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -95,9 +90,8 @@ def test_functions_of_the_tree_are_functions_of_the_vector(name):
     value, grads = value_and_grad(MATRICES)
     given = grads if tx.reads_gradients else None
     extra = {name: fn, **({"value": value} if "value" in tx.extra else {})}
-    found, expected = (
-        t.update(given, t.init(MATRICES), MATRICES, **extra)[0] for t in (fo.flatten(tx), tx)
-    )
+    pair = (fo.flatten(tx), tx)
+    found, expected = (t.update(given, t.init(MATRICES), MATRICES, **extra)[0] for t in pair)
     assert_close(found, expected, 1e-12)
 
 
@@ -117,16 +111,11 @@ def test_cautious_refuses_whatever_reverses_signs_inside():
 
 
 LM = fo.levenberg_marquardt()
+CHECKING = [lambda: fo.apply_if_finite(LM, 2), lambda: fo.dynamic_loss_scale(fo.flatten(LM))]
+CHECKING += [lambda: fo.skip_large_updates(fo.chain(LM, fo.trace(0.9)), 1.0)]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: fo.apply_if_finite(LM, 2),
-        lambda: fo.skip_large_updates(fo.chain(LM, fo.trace(0.9)), 1.0),
-        lambda: fo.dynamic_loss_scale(fo.flatten(LM)),
-    ],
-)
+@pytest.mark.parametrize("make", CHECKING)
 def test_gates_that_check_gradients_refuse_methods_that_read_none(make):
     with pytest.raises(TypeError, match="checks gradients, but a method for residuals or"):
         make()

@@ -48,17 +48,12 @@ def given(tx):
     return {"value": 1.0} if "value" in tx.extra else {}
 
 
-def started(tx, p):
-    """A state after one step, so that a plateau has its best value."""
-    return tx.update(p, tx.init(p), p, **given(tx))[1]
-
-
 @every_recipe
 @pytest.mark.parametrize("donate", [None, True, False])
 def test_a_pure_and_a_compiled_step_count_on_and_a_state_dict_keeps_the_count(name, donate):
     make, key = RECIPES[name]
     tx, p = make(), params()
-    state = narrow(started(tx, p), key)
+    state = narrow(tx.update(p, tx.init(p), p, **given(tx))[1], key)  # a plateau has a best value
     step = tx.update if donate is None else fo.compile(tx, donate=donate)
     for _ in range(3):
         found, state = step(params(), state, p, **given(tx))

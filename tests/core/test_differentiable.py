@@ -55,9 +55,8 @@ def recorded_steps(case, state, keys, spec):
         opt = case.drop_in([p], differentiable=True, compile=False, **hyper)
         if state:
             held = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in state.items()}
-            opt.state[p].update(
-                {**held, **{k: x.clone() for k, x in zip(keys, slots, strict=True)}}
-            )
+            own = {k: x.clone() for k, x in zip(keys, slots, strict=True)}
+            opt.state[p].update({**held, **own})
         for g in (g1, g2, g3):
             p.grad = g
             opt.step()
@@ -98,9 +97,8 @@ def test_recorded_steps_go_where_others_go(case):
     assert_close([p.detach() for p in recorded], [p.detach() for p in ordinary], 1e-12)
     for p, q in zip(recorded, ordinary, strict=True):
         assert p.requires_grad
-        assert_close(
-            {k: x.detach() for k, x in opt.state.get(p, {}).items()}, plain.state.get(q, {}), 1e-12
-        )
+        found = {k: x.detach() for k, x in opt.state.get(p, {}).items()}
+        assert_close(found, plain.state.get(q, {}), 1e-12)
 
 
 @pytest.mark.parametrize("case", [p for p in RECORDED if p.values[0].name != "rprop"])
@@ -165,17 +163,12 @@ def test_a_compiled_step_cuts_a_state_from_the_parameters_that_it_began_with():
 DEGENERATE = ("soap", "soap-both-sides", "kl_soap")
 """Their first gradients have a null space here, whose basis has no slopes."""
 # slopes along the numbers of every row: test_properties
-PURE = [
-    param
-    for param in cases.able("meta", costly=True)
-    if param.values[0].rounding == 1e-12 and param.id not in DEGENERATE
-]
+every = cases.able("meta", costly=True)
+PURE = [x for x in every if x.values[0].rounding == 1e-12 and x.id not in DEGENERATE]
 FIXED = torch.Generator().manual_seed(7)
 DATA = torch.randn(4, 6, 3, dtype=torch.float64, generator=FIXED)
-START = {
-    "first": torch.randn(3, 4, dtype=torch.float64, generator=FIXED),
-    "second": torch.randn(4, 3, dtype=torch.float64, generator=FIXED),
-}
+SIZES = {"first": (3, 4), "second": (4, 3)}
+START = {n: torch.randn(size, dtype=torch.float64, generator=FIXED) for n, size in SIZES.items()}
 every_pure = pytest.mark.parametrize("case", PURE)
 # torch's own rules for forward mode are scripted at their first use
 pytestmark = [
@@ -334,12 +327,9 @@ def test_numbers_given_in_float64_are_not_rounded():
     p.grad = torch.full((2,), 0.5, dtype=torch.float64)
     opt = adapters.NAdam([w], lr=0.1, differentiable=True)
     opt.param_groups[0]["params"] = [p]
-    opt.state[p] = {
-        "step": torch.tensor(3.0),
-        "mu_product": torch.tensor(0.4, dtype=torch.float64),
-        "exp_avg": p.grad.clone(),
-        "exp_avg_sq": p.grad.clone(),
-    }
+    slots = {"exp_avg": p.grad.clone(), "exp_avg_sq": p.grad.clone()}
+    product = torch.tensor(0.4, dtype=torch.float64)
+    opt.state[p] = {"step": torch.tensor(3.0), "mu_product": product, **slots}
     opt.step()
     mu = 0.9 * (1 - 0.5 * 0.96 ** (4 * 0.004))
     assert opt.state[p]["mu_product"].item() == pytest.approx(0.4 * mu, rel=1e-15)

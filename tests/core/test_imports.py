@@ -14,18 +14,11 @@ import functional_optim as fo
 from functional_optim import adapters
 
 ON_DEMAND = (
-    "functional_optim.adapters.fault_tolerant",
-    "functional_optim.adapters.gradient_free",
-    "functional_optim.adapters.lbfgs",
-    "functional_optim.adapters.stub",
-    "functional_optim.algorithms.lbfgs",
-    "functional_optim.cache",
-    "functional_optim.estimators",
-    "functional_optim.replicas",
-    "functional_optim.schedules",
-    "functional_optim.search",
-    "functional_optim.tuning",
-    "functional_optim.warmup",
+    *("functional_optim.adapters.fault_tolerant", "functional_optim.adapters.gradient_free"),
+    *("functional_optim.adapters.lbfgs", "functional_optim.adapters.stub"),
+    *("functional_optim.algorithms.lbfgs", "functional_optim.cache"),
+    *("functional_optim.estimators", "functional_optim.replicas", "functional_optim.schedules"),
+    *("functional_optim.search", "functional_optim.tuning", "functional_optim.warmup"),
 )
 """What no program has to load that does not use it."""
 
@@ -64,10 +57,9 @@ def printed(tmp_path_factory):
 def test_an_import_loads_none_of_it(printed):
     """Neither torch's compiler; nor does it change whether garbage is collected."""
     load = "import gc, sys, functional_optim, functional_optim.adapters"
+    last = f"{load}\nprint(gc.isenabled())"
     modules, on, off = printed(
-        f"{load}\nprint(*sys.modules)",
-        f"{load}\nprint(gc.isenabled())",
-        f"import gc; gc.disable()\n{load}\nprint(gc.isenabled())",
+        f"{load}\nprint(*sys.modules)", last, f"import gc; gc.disable()\n{last}"
     )
     late = (*ON_DEMAND, "torch._dynamo", "torch._inductor")
     assert [name for name in modules.split() if name.startswith(late)] == []

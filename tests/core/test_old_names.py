@@ -6,8 +6,9 @@ import inspect
 import json
 import re
 import warnings
+from collections import namedtuple
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,12 @@ from helpers import assert_close, assert_same
 import functional_optim as fo
 from functional_optim.core.leafwise import OLD
 
+Slots = namedtuple("Slots", "sum")
+Count = namedtuple("Count", "steps")
+Sums = namedtuple("Sums", "squares largest")
 RECORDED = Path(__file__).parents[1] / "support" / "reference" / "names_0_2.json"
 NAMES: dict[str, dict[str, list[str]]] = json.loads(RECORDED.read_text())
 """The functions and classes of each module, and their arguments."""
-
-
-class Slots(NamedTuple):
-    sum: torch.Tensor
 
 
 def init(p: Any) -> Slots:
@@ -46,10 +46,6 @@ class Halves:
 
     def decode(self, stored: Any, spec: Any) -> Any:
         return stored[0].to(spec.dtype)
-
-
-class Count(NamedTuple):
-    steps: int
 
 
 def counted(t: Any, carry: Count) -> Any:
@@ -87,11 +83,8 @@ NAMED: dict[str, tuple[Any, ...]] = {
 }
 """By the argument: its value, the record that has it now, what the rule has besides, and other old
 arguments that belong to it."""
-SAYS = {
-    "reads_new_params": r"Runs\(after='step'\)",
-    "scales_step": r"Runs\(after='lr'\)",
-    "elementwise": "leave it out",
-}
+SAYS = {"reads_new_params": r"Runs\(after='step'\)", "scales_step": r"Runs\(after='lr'\)"}
+SAYS |= {"elementwise": "leave it out"}
 """The new way, where it is not the field of the same name."""
 
 
@@ -135,11 +128,6 @@ def test_names_and_arguments_are_still_there(module):
 def test_defaults_of_before_are_those_of_today(absence):
     made = fo.leafwise(init, update, **absence, name="mine")
     assert made.placements == fo.leafwise(init, update, name="mine").placements
-
-
-class Sums(NamedTuple):
-    squares: Any
-    largest: Any
 
 
 def measure(u: Any, slots: Any, p: Any, scale: Any) -> Sums:

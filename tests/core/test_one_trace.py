@@ -45,18 +45,15 @@ def traced_once() -> bool:
     return not only.restart_reasons
 
 
-def cosine():
-    return fo.schedules.warmup_cosine(0.0, 0.1, warmup_steps=2, decay_steps=9)
-
-
 def parts():
     labels = {"layers.0.*": "one", "*": "two"}
     return fo.partition({"one": fo.adamw(0.1), "two": fo.sgd(0.1, momentum=0.9)}, labels)
 
 
+COSINE = fo.schedules.warmup_cosine(0.0, 0.1, warmup_steps=2, decay_steps=9)
 RECIPES = {
     "a float": lambda: fo.adamw(0.1),
-    "a schedule": lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(cosine())),
+    "a schedule": lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(COSINE)),
     "a tensor": lambda: fo.adamw(torch.tensor(0.1)),
     "a double tensor": lambda: fo.adamw(torch.tensor(0.1, dtype=torch.float64)),
     "a carried product": lambda: fo.nadam(0.1),

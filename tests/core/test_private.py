@@ -116,9 +116,8 @@ for missing in sys.argv[1:]:
 def found() -> dict[str, Any]:
     """What the steps come to without each name, and with all of them."""
     names = ["", *NAMES]
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS, *names], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", STEPS, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
 
 

@@ -58,9 +58,8 @@ def test_a_sweep_counts_the_steps_of_all_copies(plain, capsys, chunk):
         return ((p - x) ** 2).sum()
 
     x = torch.ones(2)
-    fo.find_lr(
-        loss_fn, fo.sgd, 0 * x, [x], values=[0.1, 0.2, 0.3], steps=2, chunk=chunk, progress=True
-    )
+    options = {"steps": 2, "chunk": chunk, "progress": True}
+    fo.find_lr(loss_fn, fo.sgd, 0 * x, [x], values=[0.1, 0.2, 0.3], **options)
     lines = [line.strip() for line in capsys.readouterr().err.split("\r")]
     counts = [3, 6] if chunk is None else [2, 4, 5, 6]
     assert [x for x in lines if x] == [f"find_lr, 3 values of lr: steps {x} of 6" for x in counts]

@@ -8,27 +8,23 @@ from hypothesis import strategies as st
 
 from functional_optim import projections
 
-CLOSE = 1e-9
+CLOSE, TOTAL = 1e-9, {"scale": 1.5}
 SETS = {
     "non_negative": (projections.non_negative, {}, lambda x: (x >= 0).all()),
     "box": (
         projections.box,
         {"lower": -0.5, "upper": 0.7},
-        lambda x: ((x >= -0.5) & (x <= 0.7)).all(),
+        lambda x: ((x + 0.5) * (x - 0.7) <= 0).all(),
     ),
     "hypercube": (projections.hypercube, {"scale": 0.8}, lambda x: ((x >= 0) & (x <= 0.8)).all()),
     "linf_ball": (projections.linf_ball, {"scale": 0.6}, lambda x: (x.abs() <= 0.6).all()),
     "simplex": (
         projections.simplex,
-        {"scale": 1.5},
+        TOTAL,
         lambda x: (x >= 0).all() and abs(x.sum() - 1.5) < CLOSE,
     ),
     "l1_ball": (projections.l1_ball, {"scale": 1.5}, lambda x: x.abs().sum() < 1.5 + CLOSE),
-    "l1_sphere": (
-        projections.l1_sphere,
-        {"scale": 1.5},
-        lambda x: abs(x.abs().sum() - 1.5) < CLOSE,
-    ),
+    "l1_sphere": (projections.l1_sphere, TOTAL, lambda x: abs(x.abs().sum() - 1.5) < CLOSE),
     "l2_ball": (projections.l2_ball, {"scale": 1.2}, lambda x: x.norm() < 1.2 + CLOSE),
     "l2_sphere": (projections.l2_sphere, {"scale": 1.2}, lambda x: abs(x.norm() - 1.2) < CLOSE),
 }

@@ -79,15 +79,14 @@ def test_entries_and_bytes_are_those_of_the_state(case, how):
                 assert str(own[name].dtype) == f"torch.{kind}"
 
 
+MEAN = fo.trace(0.9)
 WRAPPED = {
     "flat": lambda: fo.flatten(fo.adam()),
     "behind": lambda: fo.chain(fo.adam(), fo.flatten(fo.trace(0.9)), fo.params_ema(0.9)),
     "lookahead": lambda: fo.lookahead(fo.adam()),
     "mechanize": lambda: fo.mechanize(fo.adam()),
     "accumulate": lambda: fo.accumulate(fo.stored(fo.adam(), "int8"), 2),
-    "named": lambda: fo.named_chain(
-        ("fast", fo.trace(0.5)), ("slow", fo.stored(fo.trace(0.9), "int4"))
-    ),
+    "named": lambda: fo.named_chain(("fast", fo.trace(0.5)), ("slow", fo.stored(MEAN, "int4"))),
     "schedule-free": lambda: fo.stored(fo.schedule_free_adamw(), "int8"),
     "soap": lambda: fo.stored(fo.soap(), {"exp_avg*": "int8", "*_basis": "bfloat16"}),
     "partition": lambda: fo.stored(
@@ -107,10 +106,8 @@ def test_bytes_of_recipes(name):
     assert words(str(table)) == words(repr(table))
     if name == "named":
         kinds = dict(table.rows[1].slots)
-        assert kinds == {
-            "fast.momentum_buffer": "float32",
-            "slow.momentum_buffer": "int4 in blocks of 256",
-        }
+        packed = "int4 in blocks of 256"
+        assert kinds == {"fast.momentum_buffer": "float32", "slow.momentum_buffer": packed}
 
 
 def test_what_a_step_moves():
@@ -140,12 +137,8 @@ def test_what_a_step_moves():
 def test_what_is_not_packed_is_said_and_why():
     params = model() | {"z": torch.zeros(64, 72, dtype=torch.complex64)}
     rows = fo.summary(fo.stored(fo.adam(), "int8"), params).rows
-    assert [row.left_out for row in rows] == [
-        "no hidden matrix",
-        *("", ""),
-        "under 4,096 elements",
-        "complex",
-    ]
+    reasons = ["no hidden matrix", "", "", "under 4,096 elements", "complex"]
+    assert [row.left_out for row in rows] == reasons
     assert rows[1].storage == "exp_avg, exp_avg_sq: int8 in blocks of 256"
     assert rows[3].storage == "exp_avg, exp_avg_sq: float32 (not packed: under 4,096 elements)"
     some = fo.stored(fo.adam(), {"exp_avg_sq": "int4"}, where="embed", min_size=0, block_size=32)
@@ -211,7 +204,6 @@ def test_an_optimizer_object_prints_its_tables():
     tx = fo.stored(fo.adamw(), "int8")
     assert words(text.removeprefix(repr(opt))) == words(str(fo.summary(tx, params)))
     assert not opt.state
-
     groups = [{"params": [params["embed"]]}, {"params": [params["h.0.w"]], "stored": "int4"}]
     said = words(str(adapters.Adam(groups)))
     assert " ".join(said).count("scale_by_adam") == 2

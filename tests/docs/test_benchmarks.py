@@ -18,9 +18,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def bench(*flags: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / "run.py"), *flags]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300
-    )
+    how = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+    return subprocess.run(command, cwd=cwd, **how)
 
 
 @pytest.fixture(scope="module")

@@ -58,11 +58,10 @@ def test_three_ways_of_training_agree(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--steps", "-1"], ["--device", "nowhere"], ["--resume", "missing.pt"], ["--data", "."]],
+    "flags", ["--steps -1", "--device nowhere", "--resume missing.pt", "--data ."]
 )
 def test_bad_flags_get_a_sentence(flags, tmp_path, ended):
-    flags = [str(tmp_path) if flag == "." else flag for flag in flags]
+    flags = [str(tmp_path) if flag == "." else flag for flag in flags.split()]
     code, said = ended("--out", str(tmp_path / "out"), *flags)
     assert code == 2
     assert "Traceback" not in said
@@ -101,10 +100,8 @@ def test_the_gradient_free_example_trains_and_draws(tmp_path, ended):
     assert done.returncode == 0, done.stderr
     assert "Best test accuracy" in done.stdout
     assert (tmp_path / "gradient_free.png").stat().st_size > 50_000
-    assert ended("--generations", "0", program="gradient_free.py") == (
-        2,
-        "gradient_free: --generations must be at least 1, but is 0.\n",
-    )
+    says = "gradient_free: --generations must be at least 1, but is 0.\n"
+    assert ended("--generations", "0", program="gradient_free.py") == (2, says)
 
 
 def test_a_replica_may_join_late_but_not_miss_a_step(load):
@@ -115,6 +112,5 @@ def test_a_replica_may_join_late_but_not_miss_a_step(load):
         return report.Story(([lines[i] for i in steps], [lines[6], lines[9]]), 7, 8)
 
     assert report.complaint(story(6, 7, 8, 9)) is None
-    assert report.complaint(story(6, 7, 9)) == (
-        "the survivor has lost a step, or counted one twice."
-    )
+    says = "the survivor has lost a step, or counted one twice."
+    assert report.complaint(story(6, 7, 9)) == says

@@ -24,9 +24,8 @@ from functional_optim import schedules, search, tree
 
 DOCS = ROOT / "docs"
 
+
 # ---------------------------------------------------------------- choosing
-
-
 def test_what_the_picture_of_choosing_names_exists():
     drawn = runpy.run_path(str(DOCS / "diagrams.py"))
     answers = [name for _, name, _ in drawn["QUESTIONS"]] + [drawn["OTHERWISE"][0]]
@@ -67,9 +66,8 @@ def test_the_bars_of_speed_are_rows_of_the_measurements():
     for row, text in zip(rows, texts[1:], strict=False):
         assert text.startswith(f"{row.what} ({row.where}): {row.ours} / {row.theirs}")
         number, unit = row.ours.split()
-        found = [
-            line for page in pages for line in page.splitlines() if f"| {number} {unit}" in line
-        ]
+        every = [line for page in pages for line in page.splitlines()]
+        found = [line for line in every if f"| {number} {unit}" in line]
         assert any(f"| {row.ratio:.2f} |" in line for line in found), row
         ours, theirs = (float(x.split()[0]) for x in (row.ours, row.theirs))
         assert ours / theirs == pytest.approx(row.ratio, abs=0.02)
@@ -107,13 +105,8 @@ BETTER = {
     "cautious": {"gpt"},
     "nadam": {"gpt", "skip-gram"},
 }
-WORSE = {
-    "soap": {"skip-gram"},
-    "psgd_kron": {"skip-gram"},
-    "shampoo": {"skip-gram"},
-    "lbfgs": {"addition"},
-    "prodigy": {"autoencoder", "skip-gram"},
-}
+WORSE = {"soap": {"skip-gram"}, "psgd_kron": {"skip-gram"}, "shampoo": {"skip-gram"}}
+WORSE |= {"lbfgs": {"addition"}, "prodigy": {"autoencoder", "skip-gram"}}
 """The claims of the page about optimizers, compared with AdamW."""
 
 
@@ -142,11 +135,8 @@ def test_ademamix_is_worse_on_most_tasks_and_lion_on_seven_of_eleven(comparison)
 
 def test_the_defaults_of_prodigy_are_nearest_to_its_best(comparison):
     rates = importlib.import_module("comparison.rates")
-    behind = {
-        own.name: float(rates.behind(rates.networks(comparison, own.name)))
-        for own in comparison.contenders
-        if not own.exact
-    }
+    tuned = [own.name for own in comparison.contenders if not own.exact]
+    behind = {name: float(rates.behind(rates.networks(comparison, name))) for name in tuned}
     assert min(behind, key=lambda name: behind[name]) == "prodigy"
 
 
@@ -157,7 +147,6 @@ def test_the_default_rate_of_adamw_is_below_most_of_the_best(comparison):
 
 
 # ---------------------------------------------------------------- schedules
-
 SCHEDULES = re.findall(
     r"^\| `(\w+)`.*?\| .*? \| `(.*?)` \|", (DOCS / "schedules.md").read_text(), re.MULTILINE
 )
@@ -194,7 +183,6 @@ def test_the_script_draws_the_picture(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------- devices
-
 DEVICES = (DOCS / "devices.md").read_text()
 SOURCES = [ROOT / "functional_optim" / name for name in ("engine", "kernels")]
 
@@ -246,7 +234,6 @@ COLUMNS = (
 
 
 # ---------------------------------------------------------------- frameworks
-
 FRAMEWORK_PAGE = (DOCS / "frameworks.md").read_text()
 CONSTRAINTS = dict(
     line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
@@ -274,19 +261,14 @@ def test_a_row_names_the_version_that_is_tested(name, package, version):
 
 
 # ---------------------------------------------------------------- memory
-
 MEMORY = (ROOT / "docs" / "memory.md").read_text()
 RECIPES = re.findall(
     r"^\| .*? \| `(fo\..*)` \| (\d) \+ (\d) \+ (.*) = (.*) \|$", MEMORY, re.MULTILINE
 )
 """A recipe, and the bytes of weight, gradient, state and all."""
 
-BARS = {
-    'fo.stored(fo.adamw(), "int8")': 2.1,
-    'fo.stored(fo.adamw(), "bfloat16")': 4.001,
-    'fo.stored(fo.adamw(), "int4")': 1.2,
-    'fo.stored(fo.lion(), "int8")': 1.05,
-}
+BARS = {'fo.stored(fo.adamw(), "int8")': 2.1, 'fo.stored(fo.adamw(), "bfloat16")': 4.001}
+BARS |= {'fo.stored(fo.adamw(), "int4")': 1.2, 'fo.stored(fo.lion(), "int8")': 1.05}
 """The most bytes of state that these may take."""
 
 

@@ -42,8 +42,6 @@ def test_a_program_runs_and_says_what_it_found(load, capsys, name, said):
 
 
 # ---------------------------------------------------------------- an ensemble
-
-
 @pytest.fixture
 def batches():
     torch.manual_seed(0)
@@ -98,8 +96,6 @@ def test_a_pure_ensemble_step_compiles_once_from_a_vmapped_init(fresh_dynamo):
 
 
 # ---------------------------------------------------------------- learning rates that are learnt
-
-
 @pytest.fixture
 def unrolled(load):
     """The example's run of 20 steps, as a function of its numbers, in float64."""
@@ -149,8 +145,6 @@ def test_meta_steps_lower_the_loss(load):
 
 
 # ---------------------------------------------------------------- gradients of single examples
-
-
 def test_the_mean_of_the_examples_gradients_is_the_batchs(load, batches):
     dp = load("dp_sgd")
     model = load("digits").network().double()
@@ -167,8 +161,6 @@ def test_the_private_network_learns(load):
 
 
 # ---------------------------------------------------------------- Hessian-vector products
-
-
 @pytest.fixture
 def curved(load):
     """The example, a function, where it is evaluated, and its Hessian there."""
@@ -194,12 +186,8 @@ def test_products_and_diagonals_are_the_hessians(curved):
     random = torch.Generator().manual_seed(0)
     diagonal = module.hessian_diagonal(loss, tree(flat), random, probes=4000)
     error = (hessian.square().sum(1) - hessian.diagonal().square()).sqrt() / 4000**0.5
-    for found, exact, sigma in zip(
-        fo.tree.leaves(diagonal),
-        fo.tree.leaves(tree(hessian.diagonal())),
-        fo.tree.leaves(tree(error)),
-        strict=True,
-    ):
+    trees = (diagonal, tree(hessian.diagonal()), tree(error))
+    for found, exact, sigma in zip(*map(fo.tree.leaves, trees), strict=True):
         assert ((found - exact).abs() < 4 * sigma).all()
 
 
@@ -220,8 +208,6 @@ def test_the_curvature_reaches_its_link_and_no_other(curved, capsys):
 
 
 # ---------------------------------------------------------------- steps inside the backward pass
-
-
 def test_steps_inside_backward_save_the_gradients_memory(load):
     module = load("in_backward")
     found = [module.compare(8, 256) for _ in range(2)]

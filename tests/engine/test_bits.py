@@ -22,6 +22,12 @@ from functional_optim.kernels import ops, print_triton
 from functional_optim.kernels.comparison import compare
 from functional_optim.kernels.node import Unsuitable
 
+Sums = namedtuple(
+    "Sums",
+    "whole squares rows columns means largest row_largest column_least some every_row",
+)
+
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -170,19 +176,6 @@ def test_functions_are_right_to_the_last_bit():
                 found = apart(state.slots[name]["w"], y.float())
                 assert found.max() <= 1, (name, e)
                 assert (found > 0).float().mean() < 1e-4, (name, e)
-
-
-class Sums(NamedTuple):
-    whole: Tensor
-    squares: Tensor
-    rows: Tensor
-    columns: Tensor
-    means: Tensor
-    largest: Tensor
-    row_largest: Tensor
-    column_least: Tensor
-    some: Tensor
-    every_row: Tensor
 
 
 def sums_of(u: Tensor) -> Sums:

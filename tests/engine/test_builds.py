@@ -139,11 +139,8 @@ def slow(tmp_path: Path) -> Compiler:
 def start(compiler: Compiler, *, wait: bool) -> subprocess.Popen[str]:
     """A process that builds two kernels, or begins to."""
     folder = compiler.path.parent
-    told = {
-        "CXX": str(compiler.path),
-        "TMPDIR": str(folder / "scratch"),
-        "FUNCTIONAL_OPTIM_CACHE": str(folder / "kernels"),
-    }
+    told = {"CXX": str(compiler.path), "TMPDIR": str(folder / "scratch")}
+    told |= {"FUNCTIONAL_OPTIM_CACHE": str(folder / "kernels")}
     code = BEGUN.format(support=str(Path(__file__).parents[1] / "support"), wait=wait)
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -263,11 +260,8 @@ def test_the_compiler_is_the_one_that_is_named_or_the_first_that_is_there(monkey
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    for names, chosen in (
-        (("c++", "clang++", "g++"), "g++"),
-        (("c++", "clang++"), "clang++"),
-        (("c++",), "c++"),
-    ):
+    every = ("c++", "clang++", "g++")
+    for names, chosen in ((every, "g++"), (every[:2], "clang++"), (every[:1], "c++")):
         there(*names)
         assert toolchain.command() == [str(tmp_path / chosen)]
     there("g++", "ccache")

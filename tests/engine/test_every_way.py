@@ -3,6 +3,7 @@
 That are kernels, ATen between them, joined tensors, one tensor after the other, and shards.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ import functional_optim as fo
 from functional_optim import kernels
 from functional_optim.adapters import Optimizer
 
+Sides = namedtuple("Sides", "rows columns largest")
+Late = namedtuple("Late", "average rows")
 STEPS = 3
 SHAPES = {
     **{"b.empty": (0, 3), "b.one": (1, 1), "b.scalar": (), "b.vector": (70,)},
@@ -59,12 +62,6 @@ def of_case(case: Any) -> Row:
 PRODUCTS = ("shampoo", "shampoo-blocks", "galore", "apollo", "apollo-mini", "muon_adamw", "scion")
 
 
-class Sides(NamedTuple):
-    rows: Tensor
-    columns: Tensor
-    largest: Tensor
-
-
 def sides(lr: Any) -> Any:
     """A rule with slots like the rows, the columns and the whole of a tensor, each a sum of it."""
 
@@ -83,11 +80,6 @@ def sides(lr: Any) -> Any:
         return -lr * u, Sides(rows, columns, largest)
 
     return fo.leafwise(init, update, lambda t, *, lr: (1 / t, lr), hyper={"lr": lr}, name="sides")
-
-
-class Late(NamedTuple):
-    average: Tensor
-    rows: Tensor
 
 
 def late(lr: Any) -> Any:
@@ -167,6 +159,9 @@ def with_rows(shape: tuple[int, ...]) -> bool:
 
 MATRICES: dict[str, Any] = {"takes": broad, "real": True, "large": False}
 SOAP = {**MATRICES, "takes": square, "rounding": 1e-9}
+LOOKING = fo.cautious(fo.scale_by_adam())
+CENTRED = (fo.clip_by_global_norm(0.5), fo.centralize(), fo.clip_by_global_norm(0.3))
+SUMMED = (fo.trace(0.9), fo.clip_by_block_rms(0.3))
 RECIPES = {
     "sides": Row(sides, real=True),
     "late": Row(late, real=True),
@@ -176,20 +171,9 @@ RECIPES = {
     "cumulated": Row(cumulated, real=True),
     "by shape": Row(by_shape, takes=with_rows, real=True),
     "adaptive clip": Row(lambda lr: fo.chain(fo.adaptive_grad_clip(0.1), fo.adamw(lr)), real=True),
-    "centralize": Row(
-        lambda lr: fo.chain(
-            fo.clip_by_global_norm(0.5), fo.centralize(), fo.clip_by_global_norm(0.3), fo.sgd(lr)
-        ),
-        real=True,
-    ),
-    "a look back": Row(
-        lambda lr: fo.chain(fo.trace(0.9), fo.cautious(fo.scale_by_adam()), fo.scale_by_lr(lr))
-    ),
-    "sums behind a gate": Row(
-        lambda lr: fo.accumulate(
-            fo.chain(fo.trace(0.9), fo.clip_by_block_rms(0.3), fo.scale_by_lr(lr)), 2
-        )
-    ),
+    "centralize": Row(lambda lr: fo.chain(*CENTRED, fo.sgd(lr)), real=True),
+    "a look back": Row(lambda lr: fo.chain(fo.trace(0.9), LOOKING, fo.scale_by_lr(lr))),
+    "sums behind a gate": Row(lambda lr: fo.accumulate(fo.chain(*SUMMED, fo.scale_by_lr(lr)), 2)),
     "soap": Row(lambda lr: fo.chain(soap(lr), fo.add_decayed_weights(0.1)), **SOAP),
     "soap in turns": Row(spread, **SOAP),
     "soap among others": Row(around(turned), **SOAP),

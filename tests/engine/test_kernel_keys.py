@@ -138,12 +138,8 @@ def test_a_function_that_many_others_call_is_described_once():
     calls = "".join(
         f"def f{n}(u): return f{n + 1}(u) + f{n + 1}(-u) * f{n + 2}(u)\n" for n in range(60)
     )
-    make = rule(
-        f"def f60(u): return u\ndef f61(u): return X * u\n{calls}{FACTORY.format('f0(u)')}".replace(
-            "X", "2"
-        ),
-        "make",
-    )
+    functions = f"def f60(u): return u\ndef f61(u): return 2 * u\n{calls}"
+    make = rule(functions + FACTORY.format("f0(u)"), "make")
     assert static_key(make(0.5)) == static_key(make(0.5))
 
 

@@ -218,12 +218,16 @@ def opened(mode, level=0):
     return prepare
 
 
-def homeless(here, monkeypatch):
-    def expanded(path):
-        raise RuntimeError("Could not determine home directory.")
+def raising(error):
+    def fail(*args, **options):
+        raise error
 
-    monkeypatch.delenv("FUNCTIONAL_OPTIM_CACHE")
-    monkeypatch.setattr(Path, "expanduser", expanded)
+    return fail
+
+
+def homeless(here, patch):
+    patch.delenv("FUNCTIONAL_OPTIM_CACHE")
+    patch.setattr(Path, "expanduser", raising(RuntimeError("Could not determine home directory.")))
 
 
 def of_somebody_else(here, monkeypatch):
@@ -234,32 +238,22 @@ def of_somebody_else(here, monkeypatch):
         monkeypatch.setattr(os, "getuid", lambda: 65534)
 
 
-def behind_a_file(here, monkeypatch):
-    here.parent.write_text("a file")
-
-
-def with_a_full_disk(here, monkeypatch):
-    def full(*args, **options):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(tempfile, "mkstemp", full)
-
-
 REFUSED = {
     "homeless": (homeless, "Could not determine home directory"),
-    "behind a file": (behind_a_file, "it cannot be used"),
+    "behind a file": (lambda here, _: here.parent.write_text("a file"), "it cannot be used"),
     "of a group": (opened(0o770), "others can write to it"),
     "of others": (opened(0o702), "others can write to it"),
     "below others": (opened(0o777, 1), "everybody can write to "),
     "of somebody else": (of_somebody_else, "it belongs to somebody else"),
-    "full": (with_a_full_disk, "writing failed (no space left)"),
+    "full": (
+        lambda _, patch: patch.setattr(tempfile, "mkstemp", raising(OSError("no space left"))),
+        "writing failed (no space left)",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_folder_that_is_refused_is_told_once_and_kernels_are_built_all_the_same(
-    here, monkeypatch, name
-):
+def test_a_folder_that_is_refused_is_told_once_and_kernels_are_built(here, monkeypatch, name):
     prepare, words = REFUSED[name]
     prepare(here, monkeypatch)
     with warnings.catch_warnings(record=True) as heard:
@@ -449,11 +443,8 @@ def test_the_command_lists(shelf, capsys):
     assert cache.main([]) == 0
     first, *files = capsys.readouterr().out.splitlines()
     assert first == f"{shelf} holds 3 kernels of 3.0 MiB."
-    assert [(line.split()[0][0], line.split()[-3]) for line in files] == [
-        ("c", "0"),
-        ("b", "10"),
-        ("a", "100"),
-    ]
+    found = [(line.split()[0][0], line.split()[-3]) for line in files]
+    assert found == [("c", "0"), ("b", "10"), ("a", "100")]
 
 
 @pytest.mark.parametrize(

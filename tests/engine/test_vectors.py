@@ -32,12 +32,8 @@ def left_scalar(text: str, folder: Any) -> list[str]:
     source = folder / "kernel.cpp"
     source.write_text(text)
     words = [*toolchain.command(), *toolchain.kernel(text).flags, "-S", "-o", "/dev/null"]
-    done = subprocess.run(
-        [*words, "-fopt-info-loop-vec-optimized", str(source)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [*words, "-fopt-info-loop-vec-optimized", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     vectors = {int(line) for line in LOOP.findall(done.stderr)}
     lines = text.splitlines()
     starts = [k for k, line in enumerate(lines, 1) if "#pragma omp simd" in line]
@@ -94,10 +90,8 @@ COMPOSED = {
 }
 
 
-CALLS = {
-    *("the_root_by_a_number", "functions_of_columns"),
-    *("powers_of_integers", "half_beside_numbers"),
-}
+CALLS = {"the_root_by_a_number", "functions_of_columns", "powers_of_integers"}
+CALLS |= {"half_beside_numbers"}
 """Rules that call the math library for each element, run eagerly, or mix all half types, whose loop
 g++ gives up."""
 

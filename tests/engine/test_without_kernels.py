@@ -45,10 +45,8 @@ def of_object(make: Any) -> Any:
     return opt.step, lambda: (w.detach(), dict(opt.state))
 
 
-OBJECTS = {
-    "drop-in": lambda ps: adapters.AdamW(ps, compile="strict"),
-    "object": lambda ps: adapters.Optimizer(ps, fo.adamw, compile="strict"),
-}
+OBJECTS = {"drop-in": lambda ps: adapters.AdamW(ps, compile="strict")}
+OBJECTS |= {"object": lambda ps: adapters.Optimizer(ps, fo.adamw, compile="strict")}
 STRICT = {
     "function": lambda: of_function(fo.adamw()),
     "matrices": lambda: of_function(fo.muon()),
@@ -254,24 +252,15 @@ TOLD = {
     "another name": (named("/nowhere/clang++"), "(looked for /nowhere/clang++); install g++"),
     "no program": (broken("", "/nowhere/sh"), "does not work here ([Errno 2]"),
     "an empty file": (broken(EMPTY), "does not work here (what it builds is no library)"),
-    "no text": (
-        broken("printf 'error: \\377\\376 no'; exit 1"),
-        "work here (error: \ufffd\ufffd no).",
-    ),
-    "gcc without g++": (
-        broken(NO_CC1),
-        "(cc: error: cannot execute 'cc1plus': compilation terminated).",
-    ),
+    "no text": (broken("printf 'error: \\377\\376 no'; exit 1"), "here (error: \ufffd\ufffd no)."),
+    "gcc without g++": (broken(NO_CC1), "(cc: error: cannot execute 'cc1plus'"),
     "a full disk of the linker": (
         broken(f"echo '/usr/bin/ld: {FULL}'; echo 'collect2: error: ld returned 1'; exit 1"),
         f"(/usr/bin/ld: {FULL}).",
     ),
     "nothing": (broken(":"), "does not work here (what it builds is no library)"),
     "no reason": (broken("exit 3"), "does not work here (exit 3)"),
-    "a full disk": (
-        full_disk,
-        "the compiler's files cannot be written ([Errno 28] No space left on device",
-    ),
+    "a full disk": (full_disk, "files cannot be written ([Errno 28] No space left on device"),
     "no temporary folder": (no_folder, "cannot be written ([Errno 2] No usable temporary"),
 }
 

@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import warnings
+from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ import functional_optim as fo
 from functional_optim import kernels, tree
 from functional_optim.adapters import Optimizer
 
+Case = namedtuple("Case", "way recipe later role kind")
 SIZE = 6
 
 
@@ -102,14 +104,6 @@ a private function puts on a vector of such strides."""
 ALIASES = ("its parameter", "another parameter", "its slot", "a part of its slot")
 
 
-class Case(NamedTuple):
-    way: str
-    recipe: str
-    later: bool
-    role: str
-    kind: str
-
-
 WAYS = ("donate", "donate strict", "keep", "keep strict", "True", "strict", "False")
 RECIPES = {
     "adamw": lambda: fo.adamw(0.1),
@@ -146,12 +140,6 @@ def alias(kind: str, params: Any, slots: Any) -> Tensor:
     if kind == "a part of its slot":
         return slots["b"][:1].expand(SIZE)
     return params["b" if kind == "its parameter" else "c"]
-
-
-def tried(case: Case) -> str | None:
-    """What is wrong with the outcome of a case; None if nothing is."""
-    tx = RECIPES[case.recipe]()
-    return (as_function if case.way.split()[0] in ("donate", "keep") else as_object)(case, tx)
 
 
 def spoil(case: Case, trees: dict[str, dict[str, Any]]) -> bool:
@@ -294,7 +282,8 @@ def main(bare: bool) -> None:
         kernels.watch._take = lambda path: None
     for case in cases():
         sys.stderr.write(f"{case}\n")
-        found = tried(case)
+        step = as_function if case.way.split()[0] in ("donate", "keep") else as_object
+        found = step(case, RECIPES[case.recipe]())
         if found is not None:
             sys.stdout.write(" | ".join([*map(str, case), found[:200]]) + "\n")
     sys.stdout.write("bare\n" if kernels.watcher() is None else "watched\n")
@@ -304,12 +293,9 @@ def main(bare: bool) -> None:
 @pytest.mark.parametrize("library", some(["watched", "bare"]))
 def test_every_wrong_tensor_ends_in_the_pure_result_or_a_sentence(library):
     """In a process of its own, which may die; with the library beside the kernels, and without."""
-    done = subprocess.run(
-        [sys.executable, __file__, library],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, __file__, library]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout.splitlines() == [library]
 

@@ -209,13 +209,8 @@ SLOW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95, 0.9), "eps": 1e-3, "alp
 SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha": 0.5}
 SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
 BOTH_SIDES: dict[str, Any] = {"cannot": ["complex"], "without": "transposed"}
-SOAP: dict[str, Any] = {
-    **SMOOTH,
-    "lr": 0.05,
-    "dim": 2,
-    "weight_decay": 0.1,
-    "precondition_frequency": 2,
-}
+SOAP: dict[str, Any] = {**SMOOTH, "lr": 0.05, "dim": 2, "weight_decay": 0.1}
+SOAP |= {"precondition_frequency": 2}
 KL: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "shampoo_beta": 0.9, "eps": 1e-3, "dim": 2}
 KL |= {"weight_decay": 0.1, "precondition_frequency": 2, "init_factor": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
@@ -227,14 +222,17 @@ EIGH: dict[str, Any] = {"cannot": ["complex"], "rounding": 1e-9}
 BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
 # the same in float64, in which small steps are seen
 NEWTON_SCHULZ: dict[str, Any] = {"cannot": ["complex"], "dim": 2, "ns_dtype": torch.float64}
+CAME: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95, 0.9), "eps": (1e-3, 1e-3)}
+CAME |= {"weight_decay": 0.01}
+SELDOM: dict[str, Any] = {"preconditioner_update_probability": 0.4, "clip_rms": 0.8}
+SELDOM |= {"memory_save_mode": "one_diag"}
+FREED: dict[str, Any] = {"lr": 0.2, "momentum": 0.8, "weight_decay": 0.1}
+RISING: dict[str, Any] = {**SMOOTH, "lr": 0.1, "weight_decay": 0.1, "weight_lr_power": 2.5}
+GROWN: dict[str, Any] = {**SMOOTH, "lr": 0.5, "weight_decay": 0.1, "d0": 0.05}
+BALL: dict[str, Any] = {**NEWTON_SCHULZ, "dim": None}
 FREE: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "radius": 2.0, "unconstrained": True}
-PARTED: dict[str, Any] = {
-    **SMOOTH,
-    "lr": 0.05,
-    "momentum": 0.9,
-    "weight_decay": 0.1,
-    "muon": is_matrix,
-}
+PARTED: dict[str, Any] = {**SMOOTH, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+PARTED |= {"muon": is_matrix}
 PARTED |= {"adamw_weight_decay": 0.05, "ns_dtype": torch.float64}
 PROJECTED: dict[str, Any] = {**SMOOTH, "lr": 0.05, "weight_decay": 0.02, "update_proj_gap": 7}
 MINI: dict[str, Any] = {"rank": 1, "scale": 4.0, "scale_type": "tensor", "seed": 3}
@@ -268,18 +266,10 @@ CASES = (
     row("ademamix-warmups", fo.ademamix, **SLOW, beta3_warmup=6.5, alpha_warmup=4.5),
     row("adopt", fo.adopt, **SMOOTH, weight_decay=0.1),
     row("adopt-decoupled", fo.adopt, **DIVIDED, weight_decay=0.1, decoupled_weight_decay=True),
-    row(
-        "came",
-        fo.came,
-        cannot=NO_SLOT,
-        **{"lr": 0.05, "betas": (0.8, 0.95, 0.9), "eps": (1e-3, 1e-3), "weight_decay": 0.01},
-        clip_threshold=0.7,
-    ),
+    row("came", fo.came, cannot=NO_SLOT, **CAME, clip_threshold=0.7),
     row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
     row("galore", of_kernels(fo.galore), cannot=NO_SLOT, **PROJECTED, rank=2, scale=0.7),
-    row(
-        "apollo", of_kernels(fo.apollo), cannot=NO_SLOT, **PROJECTED, rank=2, scale=2.0, growth=1.1
-    ),
+    row("apollo", of_kernels(fo.apollo), cannot=NO_SLOT, **PROJECTED, rank=2, scale=2, growth=1.1),
     row("apollo-mini", of_kernels(fo.apollo), cannot=NO_SLOT, **PROJECTED, **MINI),
     row("laprop", fo.laprop, **SMOOTH),
     row("lion", fo.lion, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
@@ -290,24 +280,12 @@ CASES = (
     row("normuon", fo.normuon, **NEWTON_SCHULZ, lr=0.05, momentum=0.9, beta2=0.8, weight_decay=0.1),
     row("adamuon", fo.adamuon, **NEWTON_SCHULZ, lr=0.1, momentum=0.9, weight_decay=0.05),
     row("dion2", fo.dion2, **NEWTON_SCHULZ, lr=0.05, ef_decay=0.8, weight_decay=0.03),
-    row(
-        "scion",
-        of_kernels(fo.scion),
-        **{**NEWTON_SCHULZ, "dim": None},
-        lr=0.05,
-        momentum=0.8,
-        radius=8.0,
-    ),
+    row("scion", of_kernels(fo.scion), **BALL, lr=0.05, momentum=0.8, radius=8.0),
     row("scion-row", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "row"}),
     row("scion-col", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "col", "normalized": True}),
     row("scion-sign", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "sign"}),
     row("psgd_kron", fo.psgd_kron, cannot=["complex"], dim=2, **KRON),
-    row(
-        "psgd_kron-seldom",
-        of_kernels(fo.psgd_kron),
-        **{"cannot": NO_SLOT, **KRON, "preconditioner_update_probability": 0.4, "clip_rms": 0.8},
-        memory_save_mode="one_diag",
-    ),
+    row("psgd_kron-seldom", of_kernels(fo.psgd_kron), cannot=NO_SLOT, **KRON, **SELDOM),
     row("muon_adamw", of_kernels(muon_adamw_at_one_rate), cannot=NO_SLOT, **PARTED),
     row("soap", fo.soap, cannot=NO_SLOT, **SOAP, max_precond_dim=3),
     row("soap-both-sides", soap_on_both_sides, cannot=["complex"], both_sides=True, **SOAP),
@@ -337,15 +315,12 @@ CASES = (
     row(
         "schedule_free_sgd",
         fo.schedule_free_sgd,
-        **{"lr": 0.2, "momentum": 0.8, "weight_decay": 0.1, "warmup_steps": 5},
-        **{"r": 0.5, "weight_lr_power": 1.5},
+        **FREED,
+        warmup_steps=5,
+        r=0.5,
+        weight_lr_power=1.5,
     ),
-    row(
-        "schedule_free_adamw",
-        fo.schedule_free_adamw,
-        **{**SMOOTH, "lr": 0.1, "weight_decay": 0.1, "warmup_steps": 3},
-        **{"r": 0.3, "weight_lr_power": 2.5},
-    ),
+    row("schedule_free_adamw", fo.schedule_free_adamw, **RISING, warmup_steps=3, r=0.3),
     row("gpa", primal_averaged, lr=0.05, train_interp_coeff=0.7, eval_interp_coeff=0.9),
     row("yogi", fo.yogi, **SMOOTH, weight_decay=0.1),
     row("lamb", fo.lamb, **SMOOTH, weight_decay=0.1, max_grad_norm=2.0),
@@ -358,12 +333,7 @@ CASES = (
     row("fromage-bounded", fo.fromage, lr=0.03, p_bound=1.5),
     row("sophia", fo.sophia, lr=0.02, betas=(0.8, 0.95), rho=0.5, weight_decay=0.1, eps=0.5),
     row("cocob", fo.cocob, lr=1.0, alpha=20.0, eps=1e-3, weight_decay=0.01),
-    row(
-        "prodigy",
-        fo.prodigy,
-        **{**SMOOTH, "lr": 0.5, "beta3": 0.9, "weight_decay": 0.1},
-        **{"d0": 0.05, "d_coef": 1.5, "growth_rate": 1.2},
-    ),
+    row("prodigy", fo.prodigy, **GROWN, beta3=0.9, d_coef=1.5, growth_rate=1.2),
     row(
         "prodigy-corrected",
         fo.prodigy,
@@ -371,16 +341,11 @@ CASES = (
         **{"decouple": False, "use_bias_correction": True, "safeguard_warmup": True},
         growth_rate=4.0,  # infinite by default, which is no number to compare
     ),
-    row(
-        "dadapt_adam",
-        fo.dadapt_adam,
-        **{**SMOOTH, "lr": 0.5, "weight_decay": 0.1, "d0": 0.05, "growth_rate": 1.2},
-    ),
+    row("dadapt_adam", fo.dadapt_adam, **GROWN, growth_rate=1.2),
     row(
         "dadapt_adam-corrected",
         fo.dadapt_adam,
-        **{**SMOOTH, "lr": 0.5, "weight_decay": 0.1, "d0": 0.05},
-        **{"decouple": True, "use_bias_correction": True, "growth_rate": 4.0},
+        **{**GROWN, "decouple": True, "use_bias_correction": True, "growth_rate": 4.0},
     ),
     row("dog", fo.dog, lr=0.9, reps_rel=0.05, weight_decay=0.1, eps=1e-3),
     row("dog-eta", fo.dog, lr=0.9, init_eta=0.05),

@@ -11,14 +11,8 @@ from torch import Tensor
 import functional_optim as fo
 from functional_optim import adapters
 
-SHAPES = {
-    "cube": (2, 3, 2),
-    "empty": (0, 3),
-    "matrix": (3, 4),
-    "scalar": (),
-    "transposed": (4, 2),
-    "vector": (5,),
-}
+SHAPES = {"cube": (2, 3, 2), "empty": (0, 3), "matrix": (3, 4), "scalar": (), "transposed": (4, 2)}
+SHAPES |= {"vector": (5,)}
 """In the order of a sorted dict; "transposed" is stored column by column."""
 
 
@@ -83,9 +77,8 @@ def assert_close(a: Any, b: Any, tolerance: float, *, check_dtype: bool = True) 
         if isinstance(x, (str, torch.dtype)):
             assert x == y
             continue
-        torch.testing.assert_close(
-            x, y, rtol=tolerance, atol=tolerance, check_dtype=check_dtype, equal_nan=False
-        )
+        how = {"rtol": tolerance, "atol": tolerance, "check_dtype": check_dtype}
+        torch.testing.assert_close(x, y, **how, equal_nan=False)
 
 
 def assert_finite(tree: Any) -> None:

@@ -46,21 +46,12 @@ def interrupt(fn: Callable[[], Any], at: int, name: str = "") -> tuple[bool, boo
 def flags() -> tuple[Any, ...]:
     """All that a step changes for its time, and puts back."""
     return (
-        torch.is_grad_enabled(),
-        numeric._trusts(),
-        numeric.storage_dtype(),
-        gc.isenabled(),
-        modes.intercepted(),
-        signal.getsignal(signal.SIGINT),
-        list(interrupts._replaced),
+        *(torch.is_grad_enabled(), numeric._trusts(), numeric.storage_dtype(), gc.isenabled()),
+        *(modes.intercepted(), signal.getsignal(signal.SIGINT), list(interrupts._replaced)),
     )
 
 
-def check_every_place(
-    make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
-    stride: int = 1,
-    name: str = "",
-) -> int:
+def check_every_place(make: Callable[[], Any], stride: int = 1, name: str = "") -> int:
     """Interrupt a step at every place, or every so many: it is before or after, and goes on.
 
     make: a new step and what reads all that it writes. Returns how many places there were.

@@ -98,11 +98,8 @@ def pair(problem, steps=4, seed=0, **options):
 def assert_agree(ours, theirs, tolerance=1e-10):
     """The same evaluations, parameters, and states with the same types."""
     assert len(ours.losses) == len(theirs.losses)
-    for a, b in (
-        (ours.losses, theirs.losses),
-        (ours.points, theirs.points),
-        (copy_of(ours.params), copy_of(theirs.params)),
-    ):
+    pairs = [(ours.losses, theirs.losses), (ours.points, theirs.points)]
+    for a, b in (*pairs, (copy_of(ours.params), copy_of(theirs.params))):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
     assert_alike(ours.opt.state_dict()["state"], theirs.opt.state_dict()["state"], tolerance)
 

@@ -92,13 +92,8 @@ class Resumable(DataLoader):
 
 def trainer(max_epochs: int = 1, **kwargs: Any) -> lightning.Trainer:
     """One that writes nothing, unless it is told to."""
-    silent = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    silent = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    silent |= {"enable_progress_bar": False, "enable_model_summary": False}
     return lightning.Trainer(max_epochs=max_epochs, **{**silent, **kwargs})
 
 

@@ -10,15 +10,8 @@ from torch import Tensor
 import functional_optim as fo
 from functional_optim import estimators, projections, replicas, schedules, search
 
-KINDS = {
-    "Leafwise",
-    "GradientTransformation",
-    "Schedule",
-    "Search",
-    "Estimator",
-    "Synced",
-    "CommitIf",
-}
+KINDS = {"Leafwise", "GradientTransformation", "Schedule", "Search", "Estimator", "Synced"}
+KINDS |= {"CommitIf"}
 """Annotations of what can be copied and pickled."""
 
 
@@ -92,6 +85,11 @@ def doubled(params: Any) -> Any:
 DOWN = schedules.linear(0.2, 0.1, 10)
 TX = fo.chain(fo.trace(0.9), fo.scale_by_lr(DOWN))
 WHOLE = fo.flatten(fo.adam(0.1))
+CYCLE = {"init_value": 0.1, "peak_value": 1.0, "warmup_steps": 1, "decay_steps": 5}
+BEHIND = fo.chain(fo.freeze("b"), WHOLE, fo.scale_by_adam())
+WATCHED = fo.monitor(fo.measures.diagnostics, around=TX, per_tensor=True)
+WIDE = ("split16", "split8", "kahan", "stochastic")
+PACKED = ("int8", "int4", "bfloat16", "float8_e4m3fn")
 PARTS = {"matrix": fo.muon(0.1), "rest": fo.adam(DOWN)}
 
 MADE: dict[str, list[Any]] = {
@@ -109,12 +107,7 @@ MADE: dict[str, list[Any]] = {
     "cautious_weight_decay": [fo.cautious_weight_decay(0.1, mask=matrices)],
     "cem": [search.cem(8, 0.1)],
     "centralize": [fo.centralize()],
-    "chain": [
-        TX,
-        fo.chain(fo.clip_by_global_norm(0.5), WHOLE),
-        fo.chain(fo.freeze("b"), WHOLE, fo.scale_by_adam()),
-        fo.chain(),
-    ],
+    "chain": [TX, fo.chain(fo.clip_by_global_norm(0.5), WHOLE), BEHIND, fo.chain()],
     "clip_by_block_rms": [fo.clip_by_block_rms(0.5)],
     "clip_by_global_norm": [fo.clip_by_global_norm(torch.tensor(0.5))],
     "clip_by_value": [fo.clip_by_value(0.5)],
@@ -158,10 +151,7 @@ MADE: dict[str, list[Any]] = {
     "mechanize": [fo.mechanize(TX, s_decay=DOWN)],
     "metropolis": [fo.metropolis(propose, DOWN)],
     "mezo": [fo.mezo(1e-2)],
-    "monitor": [
-        fo.monitor({"cube": fo.measures.Measure(cube), "rms": fo.measures.rms}),
-        fo.monitor(fo.measures.diagnostics, around=TX, per_tensor=True),
-    ],
+    "monitor": [fo.monitor({"cube": fo.measures.Measure(cube)}), WATCHED],
     "muon": [fo.muon(0.1, momentum=0.9)],
     "muon_adamw": [fo.muon_adamw(0.1, muon=matrices)],
     "named_chain": [fo.named_chain(("fast", fo.trace(0.5)), ("slow", fo.trace(0.9)))],
@@ -190,26 +180,16 @@ MADE: dict[str, list[Any]] = {
     "selective_transform": [fo.selective_transform(TX, freeze_mask=matrices)],
     "sep_cma_es": [search.sep_cma_es(8, 0.1)],
     "set_to_zero": [fo.set_to_zero()],
-    "sgdr": [
-        schedules.sgdr(
-            [{"init_value": 0.1, "peak_value": 1.0, "warmup_steps": 1, "decay_steps": 5}]
-        )
-    ],
+    "sgdr": [schedules.sgdr([CYCLE])],
     "sharded_over": [],
     "sign": [fo.sign()],
     "skip_large_updates": [fo.skip_large_updates(TX, 1.5)],
-    "master_weights": [
-        fo.master_weights(fo.adam(0.1), kind)
-        for kind in ("split16", "split8", "kahan", "stochastic")
-    ],
+    "master_weights": [fo.master_weights(fo.adam(0.1), kind) for kind in WIDE],
     "offload": [fo.offload(fo.adam(0.1), "cpu")],
     "slot_dtypes": [fo.slot_dtypes(fo.adam(0.1), exp_avg=torch.bfloat16)],
     "ssbfgs": [fo.ssbfgs(max_iter=2)],
     "ssbroyden": [fo.ssbroyden(max_iter=2)],
-    "stored": [
-        fo.stored(fo.adam(0.1), kind, block_size=16, min_size=0)
-        for kind in ("int8", "int4", "bfloat16", "float8_e4m3fn")
-    ],
+    "stored": [fo.stored(fo.adam(0.1), x, block_size=16, min_size=0) for x in PACKED],
     "snapshot": [fo.snapshot("size", fo.measures.global_norm, of="params")],
     "snes": [search.snes(8, 0.1)],
     "spsa": [fo.spsa(estimators.spsa_gain(0.1))],

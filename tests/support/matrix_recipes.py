@@ -31,11 +31,8 @@ MATRICES: dict[str, Any] = {
     "Shampoo": (fo.shampoo, {**OFTEN, "grafting": "adam"}),
 }
 """Recipes with `views`, by their classes."""
-OTHERS: dict[str, Any] = {
-    "AdamMini": (fo.adam_mini, {}),
-    "Adafactor": (fo.adafactor, {}),
-    "CAME": (fo.came, {}),
-}
+OTHERS: dict[str, Any] = {"AdamMini": (fo.adam_mini, {}), "Adafactor": (fo.adafactor, {})}
+OTHERS |= {"CAME": (fo.came, {})}
 VARIANTS: dict[str, Any] = {
     "SOAP, merged": (fo.soap, {**OFTEN, "merge_dims": True, "max_precond_dim": 9}),
     "SOAP, normalized": (fo.soap, {**OFTEN, "normalize_grads": True}),

@@ -219,9 +219,7 @@ def linear_rank_1(x, m=20):
 
 def linear_rank_1_zeros(x, m=20):
     inner = (count(2, len(x) - 1) * x[1:-1]).sum()
-    factor = torch.cat(
-        [torch.zeros(1, dtype=DOUBLE), count(1, m - 2), torch.zeros(1, dtype=DOUBLE)]
-    )
+    factor = torch.cat([count(0, 0), count(1, m - 2), count(0, 0)])
     return factor * inner - 1
 
 

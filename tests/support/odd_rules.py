@@ -1,11 +1,16 @@
 """Rules whose slots are not like their parameter, and one that chooses among several updates."""
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import functional_optim as fo
+
+ShapeScalars = namedtuple("ShapeScalars", "lr share")
+Packed = namedtuple("Packed", "exp_avg count")
+Basis = namedtuple("Basis", "basis seen")
 
 
 class Shapes(NamedTuple):
@@ -19,11 +24,6 @@ class Shapes(NamedTuple):
     """One number."""
     gram: Tensor
     """A square matrix of the rows, in float64."""
-
-
-class ShapeScalars(NamedTuple):
-    lr: Any
-    share: Any
 
 
 @fo.factory
@@ -72,11 +72,6 @@ class Bytes:
         return hash(Bytes)
 
 
-class Packed(NamedTuple):
-    exp_avg: Tensor
-    count: Tensor
-
-
 @fo.factory
 def packed(lr: Any = 0.1, beta: Any = 0.9) -> Any:
     """Momentum that is stored in 8 bits, and a count in an integer."""
@@ -93,11 +88,6 @@ def packed(lr: Any = 0.1, beta: Any = 0.9) -> Any:
 
     hyper, storage = {"lr": lr, "beta": beta}, fo.Storage(codecs={"exp_avg": Bytes()})
     return fo.leafwise(init, update, scalars, hyper=hyper, storage=storage, name="packed")
-
-
-class Basis(NamedTuple):
-    basis: Tensor
-    seen: Tensor
 
 
 @fo.factory

@@ -54,6 +54,7 @@ def bits(x: Tensor) -> Tensor:
     return x.view(INTS[x.dtype.itemsize])
 
 
+ORDER, PAIRS = ("lt", "le", "gt", "ge", "eq", "ne"), ("copysign", "hypot", "atan2")
 OPERATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "add": lambda x, y, c: x + y,
     "add_number": lambda x, y, c: x + c,
@@ -94,14 +95,8 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "where": lambda x, y, c: torch.where(x > y, x, y),
     "where_number": lambda x, y, c: torch.where(x > y, x, 0.25),
     "masked_fill": lambda x, y, c: x.masked_fill(y > 0, 0.25),
-    **{
-        name: lambda x, y, c, name=name: getattr(torch, name)(x, y)
-        for name in ("lt", "le", "gt", "ge", "eq", "ne", "copysign", "hypot", "atan2")
-    },
-    **{
-        f"{name}_number": lambda x, y, c, name=name: getattr(x, name)(0.5)
-        for name in ("lt", "le", "gt", "ge", "eq", "ne")
-    },
+    **{name: lambda x, y, c, name=name: getattr(torch, name)(x, y) for name in (*ORDER, *PAIRS)},
+    **{f"{x}_number": lambda x, y, c, name=x: getattr(x, name)(0.5) for x in ORDER},
     **{
         name: lambda x, y, c, name=name: getattr(x, name)()
         for name in (

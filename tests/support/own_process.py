@@ -59,11 +59,8 @@ class Writer:
 
 
 def _run(first: pytest.Item) -> Reports:
-    items = [
-        item
-        for item in first.session.items
-        if item.path == first.path and item.get_closest_marker("own_process")
-    ]
+    every = [item for item in first.session.items if item.path == first.path]
+    items = [item for item in every if item.get_closest_marker("own_process")]
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "reports"
         written.touch()

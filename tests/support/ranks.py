@@ -16,15 +16,9 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 WORLD = 2
-MODULES = (
-    "test_distributed",
-    "test_distributed_training",
-    "test_sharded_over",
-    "test_distributed_torch",
-    "test_distributed_links",
-    "test_distributed_packed",
-    "test_distributed_rows",
-)
+MODULES = ("test_distributed", "test_distributed_training", "test_sharded_over")
+MODULES += ("test_distributed_torch", "test_distributed_links", "test_distributed_packed")
+MODULES += ("test_distributed_rows",)
 
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"

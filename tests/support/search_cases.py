@@ -20,8 +20,7 @@ class Case(NamedTuple):
     populations: tuple[int, int] = (8, 9)
 
 
-def cooling(start: float) -> Any:
-    return fo.schedules.exponential_decay(start, 10, 0.8)
+COOLING = fo.schedules.exponential_decay(1.0, 10, 0.8)
 
 
 CASES = {
@@ -39,9 +38,7 @@ CASES = {
         populations=(20, 21),
         tolerance=0.5,
     ),
-    "annealing": Case(
-        lambda n, s: search.annealing(n, s / 2, cooling(1.0)), ranks=False, tolerance=0.3
-    ),
+    "annealing": Case(lambda n, s: search.annealing(n, s / 2, COOLING), ranks=False, tolerance=0.3),
 }
 
 

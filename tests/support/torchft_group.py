@@ -25,13 +25,8 @@ ALONE = '"participants": 1,'
 
 def lighthouse(port: str = "0") -> LighthouseServer:
     """One that notices a death in a second; its address goes where torchft looks for it."""
-    made = LighthouseServer(
-        bind=f"[::]:{port}",
-        min_replicas=1,
-        join_timeout_ms=1000,
-        quorum_tick_ms=50,
-        heartbeat_timeout_ms=1000,
-    )
+    waits = {"join_timeout_ms": 1000, "quorum_tick_ms": 50, "heartbeat_timeout_ms": 1000}
+    made = LighthouseServer(bind=f"[::]:{port}", min_replicas=1, **waits)
     port = made.address().rsplit(":", 1)[1]
     os.environ["TORCHFT_LIGHTHOUSE"] = f"http://localhost:{port}"
     return made

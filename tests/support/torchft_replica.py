@@ -160,10 +160,7 @@ def adapter(connect: Connect, rank: int) -> tuple[TorchFT, Iterator[Taken]]:
     return coordinator, steps()
 
 
-APIS: dict[str, Callable[[Connect, int], tuple[TorchFT, Iterator[Taken]]]] = {
-    "functional": functional,
-    "adapter": adapter,
-}
+APIS: dict[str, Any] = {"functional": functional, "adapter": adapter}
 
 
 def digest(tensors: Any) -> str:
@@ -184,7 +181,6 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     sys.stdin.readline()
-
     coordinator, steps = APIS[flags.api](lambda: connect(flags.rank, flags.quorum), flags.rank)
     shared = 0
     print(json.dumps({"seed": digest(list(make_model(flags.rank).parameters()))}), flush=True)

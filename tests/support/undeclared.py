@@ -19,17 +19,8 @@ from ways import by_eager_object, by_function, by_object, by_update
 __all__ = ["MODELS", "ROWS", "WAYS", "naive", "outcomes", "worst"]
 
 STEPS = 3
-SHAPES = {
-    "scalar": (),
-    "vector": (7,),
-    "matrix": (6, 8),
-    "tall": (33, 5),
-    "kernel": (4, 3, 3, 3),
-    "large": (130, 70),
-    "row": (1, 9),
-    "column": (9, 1),
-    "thin": (300, 2),
-}
+SHAPES = {"scalar": (), "vector": (7,), "matrix": (6, 8), "tall": (33, 5), "kernel": (4, 3, 3, 3)}
+SHAPES |= {"large": (130, 70), "row": (1, 9), "column": (9, 1), "thin": (300, 2)}
 FEW = ("scalar", "vector", "matrix", "kernel")
 
 
@@ -161,12 +152,8 @@ def by_field(slots: Sequence[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
 
 
 # ---------------------------------------------------------------- outcomes
-WAYS: dict[str, Callable[..., Any]] = {
-    "update": by_update,
-    "fo.compile": by_function,
-    "Optimizer": by_object,
-    "Optimizer, compile=False": by_eager_object,
-}
+WAYS: dict[str, Callable[..., Any]] = {"update": by_update, "fo.compile": by_function}
+WAYS |= {"Optimizer": by_object, "Optimizer, compile=False": by_eager_object}
 
 LEAST = 1e-2
 """What a difference is relative to where all elements are smaller, or zero."""
@@ -189,9 +176,8 @@ def worst(found: Any, expected: Any) -> tuple[float, str]:
     (params, slots), (wanted, wanted_slots) = found, expected
     apart = [(difference(params[n], y), f"parameter {n!r}") for n, y in wanted.items()]
     for field, own in wanted_slots.items():
-        apart += [
-            (difference(slots[field][n], y), f"slot {field!r} of {n!r}") for n, y in own.items()
-        ]
+        pairs = [(f"slot {field!r} of {n!r}", slots[field][n], y) for n, y in own.items()]
+        apart += [(difference(x, y), where) for where, x, y in pairs]
     return max(apart)
 
 

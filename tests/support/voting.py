@@ -25,10 +25,8 @@ KINDS = {
 """Optimizers to put inside."""
 
 
-INSIDE = {
-    "sgd": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
-    "our_adamw": lambda params, lr: fo.adapters.AdamW(params, lr=lr, compile=False),
-}
+INSIDE = {"sgd": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)}
+INSIDE |= {"our_adamw": lambda params, lr: fo.adapters.AdamW(params, lr=lr, compile=False)}
 """The same for a learning rate."""
 
 

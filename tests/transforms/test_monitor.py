@@ -31,14 +31,8 @@ def trees(count, dtype=torch.float64):
 
 def expected(tree):
     x = torch.cat([y.double().reshape(-1) for y in tree.values()])
-    numbers = (
-        x.norm(),
-        x.mean(),
-        x.square().mean().sqrt(),
-        x.isnan().sum(),
-        x.abs().sum(),
-        x.std(correction=0),
-    )
+    numbers = (x.norm(), x.mean(), x.square().mean().sqrt(), x.isnan().sum(), x.abs().sum())
+    numbers += (x.std(correction=0),)
     return dict(zip(EVERY, map(float, numbers), strict=True))
 
 
@@ -80,9 +74,8 @@ def test_two_monitors_of_one_name_need_names_of_their_own():
     norm = {"norm": fo.measures.global_norm}
     with pytest.raises(ValueError, match="named_chain"):
         fo.chain(fo.monitor(norm), fo.scale(2.0), fo.monitor(norm))
-    tx = fo.named_chain(
-        ("before", fo.monitor(norm)), ("double", fo.scale(2.0)), ("after", fo.monitor(norm))
-    )
+    before, after = ("before", fo.monitor(norm)), ("after", fo.monitor(norm))
+    tx = fo.named_chain(before, ("double", fo.scale(2.0)), after)
     params, g = trees(2)
     _, state = tx.update(g, tx.init(params), params)
     assert_close(fo.get(state, "after.norm"), 2 * fo.get(state, "before.norm"), 1e-6)
@@ -98,13 +91,9 @@ def by_hand(g, u, p):
     g, u, p = (torch.view_as_real(x) if x.is_complex() else x for x in (g, u, p))
     g, u, p = (x.double().reshape(-1) for x in (g, u, p))
     return {
-        "grad_norm": g.norm(),
-        "update_norm": u.norm(),
-        "param_norm": p.norm(),
-        "update_ratio": u.norm() / p.norm(),
-        "effective_lr": u.norm() / g.norm(),
-        "cosine": -(g @ u) / (g.norm() * u.norm()),
-        "changed": float((g != u).any()),
+        **{"grad_norm": g.norm(), "update_norm": u.norm(), "param_norm": p.norm()},
+        **{"update_ratio": u.norm() / p.norm(), "effective_lr": u.norm() / g.norm()},
+        **{"cosine": -(g @ u) / (g.norm() * u.norm()), "changed": float((g != u).any())},
     }
 
 
@@ -121,9 +110,8 @@ def in_turns(way, make, params, grads):
     ours, plain, state = make(0.1), clipped(0.1), None
     if way in ("eager", "strict"):
         mine = {name: torch.nn.Parameter(p.clone()) for name, p in params.items()}
-        opt = adapters.Optimizer(
-            mine.items(), make, lr=0.1, compile=False if way == "eager" else "strict"
-        )
+        how = "strict" if way == "strict" else False
+        opt = adapters.Optimizer(mine.items(), make, lr=0.1, compile=how)
     else:
         step, kept = fo.compile(ours, strict=True), ours.init(params)
     for g in grads:
@@ -281,9 +269,8 @@ def test_an_object_reads_the_numbers_of_all_groups(names):
 
 def test_groups_of_one_name_are_told_apart_by_index():
     params = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
-    groups = [
-        {"params": [p], "name": "same", "lr": lr} for p, lr in zip(params, (0.1, 0.2), strict=True)
-    ]
+    pairs = zip(params, (0.1, 0.2), strict=True)
+    groups = [{"params": [p], "name": "same", "lr": lr} for p, lr in pairs]
     assert adapters.AdamW(groups).numbers("lr") == {"lr/0": 0.1, "lr/1": 0.2}
 
 

@@ -24,12 +24,7 @@ GENERATIONS = 60
 KEPT = (0, 1, 2, 10, 30, 60)
 DIAGONAL = 30
 """Generations of the diagonal rows."""
-OPTIONS = {
-    "verbose": -9,
-    "seed": 7,
-    "conditioncov_alleviate": [np.inf, np.inf],
-    "CMA_mirrors": 0,
-}
+OPTIONS = {"verbose": -9, "seed": 7, "conditioncov_alleviate": [np.inf, np.inf], "CMA_mirrors": 0}
 
 FUNCTIONS = {
     "sphere": lambda x: float(np.sum(x**2)),
@@ -37,25 +32,16 @@ FUNCTIONS = {
     "rosenbrock": lambda x: float(np.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)),
     "rastrigin": lambda x: float(np.sum(10 + x**2 - 10 * np.cos(2 * np.pi * x))),
 }
-ROWS = {
-    "sphere": ("sphere", 4, 8, 0.5),
-    "ellipsoid": ("ellipsoid", 5, 8, 0.3),
-    "rosenbrock": ("rosenbrock", 4, 9, 0.2),
-    "rastrigin": ("rastrigin", 3, 12, 2.0),
-    "one-parent": ("rosenbrock", 16, 3, 0.5),
-    "small-start": ("sphere", 3, 12, 1e-3),
-}
+ROWS = {"sphere": ("sphere", 4, 8, 0.5), "ellipsoid": ("ellipsoid", 5, 8, 0.3)}
+ROWS |= {"rosenbrock": ("rosenbrock", 4, 9, 0.2), "rastrigin": ("rastrigin", 3, 12, 2.0)}
+ROWS |= {"one-parent": ("rosenbrock", 16, 3, 0.5), "small-start": ("sphere", 3, 12, 1e-3)}
 """name → function, dimension, population, σ.
 
 one-parent takes C apart every second time only; small-start has h_σ = 0 until σ has grown. (Where
 σ grows ten-thousandfold, pycma moves part of it into C.)
 """
-DIAGONAL_ROWS = {
-    "ellipsoid": ("ellipsoid", 5, 8, 0.3),
-    "rastrigin": ("rastrigin", 3, 12, 2.0),
-    "one-parent": ("rosenbrock", 12, 3, 0.5),
-    "small-start": ("sphere", 3, 12, 1e-3),
-}
+DIAGONAL_ROWS = {"ellipsoid": ("ellipsoid", 5, 8, 0.3), "rastrigin": ("rastrigin", 3, 12, 2.0)}
+DIAGONAL_ROWS |= {"one-parent": ("rosenbrock", 12, 3, 0.5), "small-start": ("sphere", 3, 12, 1e-3)}
 
 
 def trajectory(function, d, population, sigma, diagonal=False):
@@ -70,9 +56,8 @@ def trajectory(function, d, population, sigma, diagonal=False):
         stalls += not es.adapt_sigma.hsig(es)
         if step in KEPT:
             kept[str(step)] = numbers(es, es.adapt_sigma.ps, diagonal)
-    return {"d": d, "population": population, "sigma": sigma, "told": told, "kept": kept} | {
-        "stalls": stalls
-    }
+    found = {"d": d, "population": population, "sigma": sigma, "told": told, "kept": kept}
+    return found | {"stalls": stalls}
 
 
 def numbers(es, ps, diagonal):

@@ -26,10 +26,8 @@ def grads(step, kind="calm"):
     if kind == "broken" and step in BROKEN:
         found["body"]["w"][1, 2] = BROKEN[step]
     if kind == "uneven" and step in LARGE:
-        return {
-            "body": {name: 50 * g for name, g in found["body"].items()},
-            "head": 50 * found["head"],
-        }
+        body = {name: 50 * g for name, g in found["body"].items()}
+        return {"body": body, "head": 50 * found["head"]}
     return found
 
 
@@ -38,10 +36,8 @@ def _tree(fn):
         return fn(number, np.arange(np.prod(shape, dtype=int), dtype=np.float64)).reshape(shape)
 
     body = SHAPES["body"]
-    return {
-        "body": {name: leaf(k, shape) for k, (name, shape) in enumerate(body.items())},
-        "head": leaf(len(body), SHAPES["head"]),
-    }
+    bodies = {name: leaf(k, shape) for k, (name, shape) in enumerate(body.items())}
+    return {"body": bodies, "head": leaf(len(body), SHAPES["head"])}
 
 
 def downhill(step, now):
