@@ -252,23 +252,19 @@ def test_a_resumed_run_has_the_noise_of_one_that_went_on(dtype):
     def recipe(lr):
         return fo.chain(fo.add_noise(0.5, 0.5, 2**53 + 1), fo.scale_by_lr(lr))
 
-    def steps(opt, w, count):
-        for _ in range(count):
-            w.grad = torch.zeros_like(w)
-            opt.step()
-
+    zeros = [torch.zeros(5, dtype=dtype)]
     w = torch.nn.Parameter(torch.zeros(5, dtype=dtype))
     opt = adapters.Optimizer([w], recipe, lr=0.1)
-    steps(opt, w, 300)  # more than bfloat16 can count
+    step_object(opt, [zeros] * 300)  # more than bfloat16 can count
     v = torch.nn.Parameter(w.detach().clone())
     other = adapters.Optimizer([v], recipe, lr=0.1)
     other.load_state_dict(through_file(opt.state_dict()))
     assert other.state[v] == opt.state[w]
     assert [x.dtype for x in other.state[v].values()] == [torch.float32, torch.int64]
-    steps(opt, w, 3)
-    steps(other, v, 3)
+    for each in (opt, other):
+        step_object(each, [zeros] * 3)
     assert_same(v.detach(), w.detach())
-    expected, _ = run(recipe(0.1), [torch.zeros(5, dtype=dtype)], [[torch.zeros(5)]] * 303)
+    expected, _ = run(recipe(0.1), zeros, [[torch.zeros(5)]] * 303)
     assert_same(w.detach(), expected[0])
 
 
