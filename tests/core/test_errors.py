@@ -115,6 +115,7 @@ def test_updates_are_not_broadcast_in_a_trace(shape):
 
 
 TWO, THREE = (fo.chain(*[opaque()] * n, fo.sgd()) for n in (1, 2))
+FROZEN = fo.chain(fo.freeze("w"), fo.adam())
 
 
 @pytest.mark.parametrize(
