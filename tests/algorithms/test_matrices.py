@@ -48,9 +48,9 @@ def test_galore_keeps_the_signs_of_vectors():
     g = torch.randn(4, 3, dtype=EXACT)
     tx = fo.galore(0.02, rank=2, update_proj_gap=1)
     _, state = run(tx, params, [{"w": g}])
-    _, after = run(tx, params, [{"w": -g + 1e-3 * g.roll(1)}], state)
-    agree = (state.slots["projector"]["w"] * after.slots["projector"]["w"]).sum(0)
-    assert (agree > 0.9).all()
+    for _ in range(8):
+        _, after = run(tx, params, [{"w": 0.2 * torch.randn(4, 3, dtype=EXACT) - g}], state)
+        assert ((state.slots["projector"]["w"] * after.slots["projector"]["w"]).sum(0) > 0).all()
 
 
 def test_a_gradient_that_is_not_finite_leaves_galore_its_vectors():
