@@ -23,7 +23,7 @@ from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
-from functional_optim.adapters.stepping.leaves import NewEntries, discard
+from functional_optim.adapters.stepping.leaves import Changes, discard
 from functional_optim.adapters.stepping.loss import left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
@@ -38,6 +38,7 @@ from functional_optim.core.paths import check_choices
 from functional_optim.core.rule import check_views
 from functional_optim.engine.group import Compile
 from functional_optim.kernels import private
+from functional_optim.kernels.interrupts import held
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,15 +238,18 @@ class OptimizerBase(torch.optim.Optimizer):
                 f"{type(self).__name__}, which has none before its first step; use "
                 "opt.state_dict() and opt.load_state_dict()."
             )
-        made: NewEntries = []
+        made: Changes = []
         try:
             for group in OptimizerPlan(self, made, first=True).trees:
                 if group.params:
                     new = {key: x.detach().clone() for key, x in tree.items(group.fresh)}
                     self.state[group.params[0]].update(new)
-            self._counts().begin()
+            self._counts().begin(made)
         except BaseException:
-            discard(self, made)
+            try:
+                held(discard, self, made)
+            finally:
+                held(discard, self, made)  # again, as in `transaction`
             raise
 
     def _counts(self) -> SharedCounts:
@@ -261,7 +265,7 @@ class OptimizerBase(torch.optim.Optimizer):
             mine["_plan"] = plan
             step_traced(self, loss, replace=False)
             return
-        made: NewEntries = []
+        made: Changes = []
         try:
             if plan is None or grads is None or plan.driven or torch.cuda.is_initialized():
                 check_capture(self, None if grads is None else plan)
@@ -277,15 +281,18 @@ class OptimizerBase(torch.optim.Optimizer):
                 scale, skip = left_to_step(self)
                 if skip is not None and not (skip.device.type != "cpu" and plan.can_skip()):
                     if skip.item():
-                        discard(self, made)
                         mine["_plan"] = None if made else plan
+                        held(discard, self, made)
                         return
                     skip = None
                 if scale is not None:
-                    unscale(grads, scale)
+                    held(unscale, grads, scale, made)
             plan.run(self, grads, loss, made, skip)
         except BaseException:
-            discard(self, made)
+            try:
+                held(discard, self, made)
+            finally:
+                held(discard, self, made)  # again, as in `transaction`
             raise
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:

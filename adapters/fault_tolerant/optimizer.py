@@ -13,7 +13,7 @@ from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, annou
 from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
 from functional_optim.adapters.stepping.loss import unscale
 from functional_optim.core import base
-from functional_optim.core.calls import check_choice
+from functional_optim.core.calls import check_choice, check_flags
 from functional_optim.kernels import private
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas import Coordinator, Decision, as_coordinator
@@ -111,6 +111,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         who = type(self).__name__
         check_choice(who, ("everything", "schedules"), heal=heal)
         check_choice(who, ("commit", "refuse"), nonfinite=nonfinite)
+        check_flags({"average_gradients": "bool"}, {"average_gradients": average_gradients})
         self._make_hooks()
         self._member = Member(optimizer, average_gradients, heal, nonfinite)
         self.coordinator = group

@@ -137,7 +137,8 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
             flat = any(str(key).startswith(f"{name}.") for key in given)
             advice = (
                 "it is flattened, so load it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, without "
+                "broadcast_from_rank0, which torch supports for nested dicts only"
                 if flat
                 else "pass what an optimizer's state_dict() returned"
             )
@@ -364,7 +365,9 @@ def _as_count(step: Any, integer: bool) -> Any:
     """A step count in the format of the optimizer."""
     if integer:
         return int(step)
-    return step.reshape(()) if isinstance(step, Tensor) else owned(numeric.stored(float(step)))
+    if isinstance(step, Tensor) and step.element_size() > 2:
+        return step.reshape(())
+    return owned(numeric.stored(step if isinstance(step, Tensor) else float(step)))
 
 
 def _check_whole(

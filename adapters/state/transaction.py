@@ -36,5 +36,8 @@ def transaction(optimizer: torch.optim.Optimizer, change: Callable[..., T], *arg
     try:
         return change(*args)
     except BaseException:
-        held(undo)
+        try:
+            held(undo)
+        finally:
+            held(undo)  # again, if another interrupt came before it was held back
         raise

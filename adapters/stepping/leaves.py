@@ -1,6 +1,6 @@
 """The checked parameters of a step, with complete states.
 
-Entries that a step adds to the states before it writes are removed again if the step fails.
+What a step changes before it writes is taken back if the step fails.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functional_optim import numeric
 from functional_optim.adapters.state.capturing import number_device
 from functional_optim.adapters.state.names import check_count, named, names_of
 from functional_optim.adapters.stepping.columns import Readings, owned
+from functional_optim.adapters.stepping.loss import multiply
 from functional_optim.checkpoint.errors import described
 from functional_optim.core import base, draws, memory
 from functional_optim.core.cells import CELLS
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
 
 
-NewEntries = list[tuple[Tensor, str]]
-"""New entries of the state, by parameter and key, that a step has not written to yet."""
+Changes = list[tuple[Tensor, str | Tensor]]
+"""What a step has changed before it writes: new entries of the state, by parameter and key, and
+gradients that were divided, with the scale."""
 
 
 def fill_state(
@@ -38,7 +40,7 @@ def fill_state(
     name: str,
     p: Tensor,
     tx: Leafwise,
-    made: NewEntries,
+    made: Changes,
     *,
     recorded: bool = False,
     device: torch.device | None = None,
@@ -166,17 +168,21 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
                 base.check_slot(name, key, slot, p, away=rule.storage.home is not None)
 
 
-def discard(optimizer: OptimizerBase, made: NewEntries) -> None:
-    """Remove new entries from the state, after a failed step.
+def discard(optimizer: OptimizerBase, made: Changes) -> None:
+    """Take back the changes of a failed step.
 
-    An algorithm that counts no steps would treat a parameter with a state as one that has stepped.
+    An algorithm that counts no steps would treat a parameter with a state as one that has stepped,
+    and gradients would be divided twice.
     """
-    for p, key in made:
-        mine = optimizer.state.get(p)
-        if mine is not None:
+    while made:
+        p, key = made[-1]
+        if isinstance(key, Tensor):
+            multiply(p, key.to(p.device).reshape(()))
+        elif (mine := optimizer.state.get(p)) is not None:
             mine.pop(key, None)
             if not mine:
                 del optimizer.state[p]
+        made.pop()
 
 
 class Names:
@@ -230,7 +236,7 @@ def checked_leaves(
     k: int,
     tx: Leafwise,
     turns: Turns,
-    made: NewEntries,
+    made: Changes,
     names: Names,
     *,
     recorded: bool = False,

@@ -68,15 +68,28 @@ def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
 
 
 @torch.no_grad()
-def unscale(grads: Iterable[Tensor], scale: Tensor) -> None:
-    """Divide gradients by a GradScaler's scale, in place, as its own function rounds them."""
+def unscale(
+    grads: Iterable[Tensor], scale: Tensor, made: list[tuple[Tensor, Any]] | None = None
+) -> None:
+    """Divide gradients by a GradScaler's scale, in place, as its own function rounds them.
+
+    made: each is recorded there with the scale, by which `discard` multiplies it.
+    """
     inverse = scale.double().reciprocal().float().reshape(())
     here = {inverse.device: inverse}
     for g in grads:
         if g.device not in here:
             here[g.device] = inverse.to(g.device, non_blocking=True)
-        values = g._values() if g.is_sparse else g
-        if values.element_size() > 2:
-            values.mul_(here[g.device])
-        else:  # rounded once
-            values.copy_(values.float().mul_(here[g.device]))
+        multiply(g, here[g.device])
+        if made is not None:
+            made.append((g, scale))
+
+
+@torch.no_grad()
+def multiply(g: Tensor, factor: Tensor) -> None:
+    """Multiply a gradient by a 0-dim tensor, in place."""
+    values = g._values() if g.is_sparse else g
+    if values.element_size() > 2:
+        values.mul_(factor)
+    else:  # rounded once
+        values.copy_(values.float().mul_(factor))

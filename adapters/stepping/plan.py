@@ -27,8 +27,8 @@ from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.storage import storage_of
 from functional_optim.adapters.stepping.columns import EXACT, Column, Integers, Readings
 from functional_optim.adapters.stepping.leaves import (
+    Changes,
     Names,
-    NewEntries,
     checked_leaves,
     live_params,
     own_numbers,
@@ -177,7 +177,7 @@ class OptimizerPlan(StepPlan):
 
     Args:
         optimizer: missing entries are added to its state.
-        made: receives the new entries; `discard` removes them again.
+        made: receives the new entries of the state; `discard` removes them again.
         first: whether there was no plan before. Slots of rules that take batches may then be moved.
 
     Raises:
@@ -187,13 +187,14 @@ class OptimizerPlan(StepPlan):
 
     entries: list[ParamEntry]
 
-    def __init__(self, optimizer: OptimizerBase, made: NewEntries, *, first: bool) -> None:
+    def __init__(self, optimizer: OptimizerBase, made: Changes, *, first: bool) -> None:
         groups = optimizer.param_groups
         recipe = getattr(optimizer, "recipe", None)
         recipe = getattr(recipe, "__func__", recipe)  # a method would reference the optimizer
         own = (type(optimizer).transform, recipe)
         given = [storage_of(optimizer, group) for group in groups]
         self.placeholders = [Placeholders(*own, *filter(callable, [x])) for x in given]
+        self.compile = optimizer.compile
         self.hyper = list(map(host_values, groups))
         self.constants = list(map(constants, groups))
         transforms = [
@@ -249,8 +250,8 @@ class OptimizerPlan(StepPlan):
                 )
         self.steps: Column | None = None
         if self.done is not None and entries and self.done > ahead:
-            live = [leaf.slots for members in found.values() for _, leaf in members]
-            self.steps = counts.count(self.done, live or counts.states())
+            live = [(leaf.p, leaf.slots) for members in found.values() for _, leaf in members]
+            self.steps = counts.count(self.done, live or counts.known(), made)
         parts = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
         parts += [(x.tx.placements, x.counts()) for x in self.trees if x.tx.communicates]
         missing = counts.waiting([(entry.group, entry.tx) for entry in entries])
@@ -294,7 +295,7 @@ class OptimizerPlan(StepPlan):
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
         """The gradients, if the plan is still valid; applies new hyperparameters of the groups."""
         found = self.guard.gradients(optimizer.param_groups, optimizer.state, self.constants)
-        if found is None:
+        if found is None or optimizer.compile is not self.compile:
             return None
         grads, changed = found
         return grads if not changed or self._take_numbers(optimizer, changed) else None
@@ -343,7 +344,7 @@ class OptimizerPlan(StepPlan):
         optimizer: OptimizerBase,
         grads: list[Tensor],
         loss: Any,
-        made: NewEntries,
+        made: Changes,
         skip: Tensor | None = None,
     ) -> None:
         """Step all tensors, or none, and store this plan for the next step.

@@ -17,6 +17,7 @@ from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
+from functional_optim.adapters.stepping.leaves import Changes
 from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.numbers import tensor_of
@@ -220,16 +221,20 @@ class SharedCounts:
                 keys = [key for slot in old for key, x in mine.items() if x is slot]
                 mine.update(zip(keys, new, strict=True))
 
-    def states(self) -> list[dict[str, Any]]:
-        """The states of all parameters that have one, without the groups that are trees."""
+    def known(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """All parameters that have a state, with it, without the groups that are trees."""
         params = [p for k in self.counted for p in self.optimizer.param_groups[k]["params"]]
-        found = [self.optimizer.state.get(p) for p in params]
-        return [mine for mine in found if mine]
+        found = [(p, self.optimizer.state.get(p)) for p in params]
+        return [(p, mine) for p, mine in found if mine]
 
-    def begin(self) -> None:
+    def states(self) -> list[dict[str, Any]]:
+        """The states of those parameters."""
+        return [mine for _, mine in self.known()]
+
+    def begin(self, made: Changes) -> None:
         """Put a count of 0 into new states."""
         if self.counts_steps:
-            self.count(0.0, self.states())
+            self.count(0.0, self.known(), made)
 
     def save(self, saved: dict[str, Any]) -> None:
         """Put the count into a state dict."""
@@ -250,11 +255,19 @@ class SharedCounts:
             for mine in states:
                 mine.pop(STEPS, None)
 
-    def count(self, time: float, states: list[dict[str, Any]]) -> Column:
-        """The column of the count itself, in some states."""
-        for mine in states:
-            mine[STEPS] = owned(numeric.stored(time, dtype=torch.float64))
-        return Column(states, STEPS, time)
+    def count(
+        self, time: float, known: list[tuple[Tensor, dict[str, Any]]], made: Changes
+    ) -> Column:
+        """The column of the count itself, in the states of some parameters.
+
+        made: receives the new entries.
+        """
+        for p, mine in known:
+            if STEPS not in mine:
+                made.append((p, STEPS))
+            count = numeric.stored(mine.get(STEPS, time), torch.device("cpu"), dtype=torch.float64)
+            mine[STEPS] = owned(count)
+        return Column([mine for _, mine in known], STEPS, time)
 
     def waiting(self, parts: Parts) -> list[WithoutGradient]:
         """Updates of tensors without a gradient; see `SharedRule.waiting`."""

@@ -9,8 +9,8 @@ import torch
 
 from functional_optim import numeric
 from functional_optim.adapters.stepping.leaves import (
+    Changes,
     Names,
-    NewEntries,
     Row,
     checked_leaves,
     discard,
@@ -45,13 +45,17 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
     scale, skip = left_to_step(optimizer)
     if skip is not None and skip.item():
         return
-    if scale is not None:
-        unscale([g for x in optimizer.param_groups for _, _, g in live_params(x)], scale)
-    made: NewEntries = []
+    made: Changes = []
     try:
+        if scale is not None:
+            grads = [g for x in optimizer.param_groups for _, _, g in live_params(x)]
+            held(unscale, grads, scale, made)
         _step(optimizer, loss, replace, made)
     except BaseException:
-        discard(optimizer, made)
+        try:
+            held(discard, optimizer, made)
+        finally:
+            held(discard, optimizer, made)  # again, as in `transaction`
         raise
 
 
@@ -93,7 +97,7 @@ class TracedEntry(PlanEntry):
                 self.state.update(zip(keys, values, strict=True))
 
 
-def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: NewEntries) -> None:
+def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Changes) -> None:
     chains: list[tuple[int, Leafwise]] = []
     for k, group in enumerate(optimizer.param_groups):
         tx = optimizer.checked_transform(group, in_step=True)

@@ -81,4 +81,5 @@ def _of_a_batch(info: Any, dims: Any, *given: Tensor) -> tuple[Tensor, int | Non
 _library.impl("noise", _noise, "CompositeExplicitAutograd")
 _library.impl("noise_at", _noise_at, "CompositeExplicitAutograd")
 _library.impl("noise", _like, "Meta")
+_library.impl("noise", torch.library.fallthrough_kernel, "Autograd")  # it has no gradient
 torch.library.register_vmap("functional_optim::noise", _of_a_batch, lib=_library)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from functional_optim import numeric, tree
 from functional_optim.core.base import Tree
@@ -43,7 +44,8 @@ def forward_gradient(
     all need forward-mode derivatives.
 
     Raises:
-        ValueError: for hyperparameters out of range or an unknown distribution.
+        ValueError: for hyperparameters out of range or an unknown distribution; for a loss without
+            a derivative, such as a Python number.
         TypeError: from ask and tell.
 
     Papers: Baydin, Pearlmutter, Syme, Wood, Torr, "Gradients without Backpropagation",
@@ -72,7 +74,7 @@ def forward_gradient(
             def along(i: Any) -> Any:
                 def loss(*leaves: Tensor) -> Tensor:
                     moved = tree.with_leaves(params, list(leaves))
-                    return number(name, loss_fn(moved, *args))
+                    return differentiated(number(name, loss_fn(moved, *args)))
 
                 z = [rays.one(key, i, path, p).to(p.dtype) for path, p in named]
                 return torch.func.jvp(loss, tuple([p.detach() for _, p in named]), tuple(z))
@@ -90,6 +92,17 @@ def forward_gradient(
         return measured
 
     return Estimator(rays.start(name), measure, rays.gradient, refuse, refuse, name)
+
+
+def differentiated(value: Tensor) -> Tensor:
+    """The loss inside jvp; raises ValueError if it has no derivative, whose estimate would be 0."""
+    if forward_ad.unpack_dual(value).tangent is None:
+        raise ValueError(
+            "forward_gradient needs a loss that depends on the parameters by differentiable "
+            "operations of torch; leave out detach, item and no_grad, or use spsa or es_gradient, "
+            "which need only its value."
+        )
+    return value
 
 
 def refuse(*args: Any) -> Any:

@@ -269,6 +269,11 @@ def finite(x: Tensor) -> Tensor:
 
 def number(name: str, value: Any) -> Tensor:
     """The return value of a loss function, 0-dim."""
+    if value is None:
+        raise TypeError(
+            f"{name} needs a loss function that returns one real number, but it returned None; "
+            "end it with e.g. return loss."
+        )
     x = tensor_of(value)
     if x.numel() != 1 or x.is_complex():
         raise ValueError(

@@ -63,13 +63,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class PendingBuild:
-    """Libraries that are being built. beside: builds that run at the same time."""
+    """Libraries that are being built. beside: that of `watch`, if it is built at the same time."""
 
     def __init__(self, sources: Sequence[Source], beside: Sequence[toolchain.Job]) -> None:
         self.sources = sources
+        self.beside = beside
         self.locks = ExitStack()
         """Locks that keep other processes from building them."""
-        jobs = [*[toolchain.kernel(x.text) for x in sources], *beside]
+        jobs = [*beside, *[toolchain.kernel(x.text) for x in sources]]
         count = len(sources)
         # an interrupt that is held back until then leaves no compiler that nobody knows
         self.build = held(toolchain.Build, jobs, f"{count} kernel{'s' * (count != 1)}")
@@ -82,11 +83,12 @@ class PendingBuild:
             Exception: if the compiler fails.
         """
         try:
-            for i, source in enumerate(self.sources):
-                _built[source.text] = _loaded(self.build.finish(i), source)
-            if len(self.build.jobs) > len(self.sources):
+            if self.beside:  # first: an interrupt here leaves the kernels missing, too
                 with suppress(RuntimeError, OSError, NoCompiler):  # nobody has to have it
-                    watch.take(self.build.finish(len(self.sources)), keep=True)
+                    watch.take(self.build.finish(0), keep=True)
+                watch.tried = True
+            for i, source in enumerate(self.sources, len(self.beside)):
+                _built[source.text] = _loaded(self.build.finish(i), source)
         finally:
             for source in self.sources:
                 _pending.pop(source.text, None)
@@ -162,6 +164,7 @@ def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
 
     wait: for other processes that build one of them.
     """
+    kept: dict[str, Native] = {}
     with ExitStack() as locks:
         missing: list[Source] = []
         for source in sources:
@@ -174,15 +177,18 @@ def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
             if native is None:
                 missing.append(source)
             else:
-                _built[source.text] = native
-        beside = list(filter(None, [watch.missing()]))
+                kept[source.text] = native
+        begun = any(x.beside for x in _pending.values())
+        beside = [] if begun else list(filter(None, [watch.missing()]))
         if missing:
             pending = PendingBuild(missing, beside)
             pending.locks = locks.pop_all()
+            _built.update(kept)
             return pending
     if beside:
         with suppress(OSError, NoCompiler):
             PendingBuild([], beside).finish()
+    _built.update(kept)  # now: after an interrupt `watch` is begun again with them
     return None
 
 

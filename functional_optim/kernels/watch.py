@@ -23,8 +23,8 @@ INCLUDE = Path(sysconfig.get_paths()["include"])
 module: Any = None
 """The module of `watch.cpp`, once it is there."""
 
-_tried = False
-"""Whether this process has looked for it, and begun to build it if it was not there."""
+tried = False
+"""Whether this process need not look for it again: it is there, or cannot be built."""
 
 
 def name() -> str:
@@ -36,16 +36,16 @@ def name() -> str:
 
 
 def missing() -> toolchain.Job | None:
-    """The build of the library, if it must be built and can be; otherwise None, also when this is
-    called again. A library that was kept, or came with the package, is taken."""
-    global _tried
-    if _tried:
+    """The build of the library, if it must be built and can be; otherwise None. A library that was
+    kept, or came with the package, is taken."""
+    global tried
+    if tried:
         return None
-    _tried = True
     path = disk_cache.find(name())
     if path is not None:
         take(path)
     if module is not None or not (INCLUDE / "Python.h").exists() or not toolchain.command():
+        tried = True
         return None
     flags = (*toolchain.SHARED, "-O1", "-std=c++11", f"-I{INCLUDE}")
     return toolchain.Job(SOURCE.read_text(), flags)

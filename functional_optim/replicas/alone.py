@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim.core.calls import check_flags
 from functional_optim.replicas.coordinator import Coordinator, Decision, Reduction, Wait
 
 
@@ -77,6 +78,7 @@ class Scripted(Coordinator):
         max_retries: int | None = None,
     ) -> None:
         super().__init__(max_retries=max_retries)
+        check_flags({"heals_at_start": "bool"}, {"heals_at_start": heals_at_start})
         self.script = list(script)
         self.peer = peer
         self.heals_at_start = heals_at_start or peer is None

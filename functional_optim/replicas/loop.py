@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.combinators.local_steps import Synced, check_alone
 from functional_optim.core import base
-from functional_optim.core.calls import check_choice
+from functional_optim.core.calls import check_choice, check_flags
 from functional_optim.engine.compile import compile
 from functional_optim.engine.graph_step import first_places, written
 from functional_optim.kernels.interrupts import held
@@ -103,6 +103,7 @@ class Replica:
         if not isinstance(tx, Synced):
             check_alone("Replica", tx, "Replica(coordinator, adam())")
         check_choice("Replica", ("commit", "refuse"), nonfinite=nonfinite)
+        check_flags({"compile": "bool"}, {"compile": compile})
         self.coordinator = as_coordinator(coordinator)
         if isinstance(tx, Synced) and tx.heals_first and not self.coordinator.heals_at_start:
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim.core.calls import check_flags
 from functional_optim.replicas.coordinator import Coordinator, Decision, Load, Save, Wait, in_words
 
 _NAME = "_functional_optim_coordinator"
@@ -76,6 +77,7 @@ class TorchFT(Coordinator):
         self, manager: Any, *, quantize: bool = False, bucket_bytes: int = 25 * 2**20
     ) -> None:
         super().__init__(bucket_bytes=bucket_bytes)
+        check_flags({"quantize": "bool"}, {"quantize": quantize})
         home = sys.modules[type(manager).__module__]
         if quantize and not getattr(home, "IS_TRITON_AVAILABLE", False):
             raise RuntimeError(

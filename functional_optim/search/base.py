@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -204,7 +205,7 @@ def best_of(candidates: Any, losses: Tensor, state: Any) -> dict[str, Any]:
     better = least < state.best_fitness
 
     def chosen(old: Tensor, x: Tensor) -> Tensor:
-        return torch.where(better, x.detach().index_select(0, winner)[0], old)
+        return torch.where(better, x.detach().index_select(0, winner)[0].to(old.dtype), old)
 
     return {
         "best": tree.map(chosen, state.best, candidates),
@@ -292,8 +293,8 @@ def center(state: Any) -> Any:
         >>> fo.search.center(method.init(torch.tensor([1.0, 2.0])))
         tensor([1., 2.])
     """
-    if not hasattr(state, "mean"):
-        return _searched("center", state).best
+    if not hasattr(_searched("center", state), "mean"):
+        return state.best
     return Ravel(state.best, dtype=state.mean.dtype).tree(state.mean)
 
 
@@ -324,7 +325,7 @@ def _searched(who: str, state: Any) -> Any:
 
 
 def check_population(name: str, population: Any, least: int) -> None:
-    if not isinstance(population, int) or isinstance(population, bool):
+    if not isinstance(population, Integral) or isinstance(population, bool):
         raise TypeError(f"{name} needs an integer as its population, but got {population!r}.")
     if population < least:
         raise ValueError(

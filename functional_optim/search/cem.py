@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +89,7 @@ def cem(
     numeric.check(lambda x: 0.0 < x <= 1.0, smoothing, "cem needs smoothing in (0, 1], but got {}.")
     numeric.check(lambda x: x >= 0.0, noise, "cem needs noise of 0 or more, but got {}.")
     k = max(1, population // 4) if elites is None else elites
-    if not isinstance(k, int) or not 1 <= k <= population:
+    if not isinstance(k, Integral) or not 1 <= k <= population:
         raise ValueError(
             f"cem needs an integer in [1, {population}] as its elites, but got {elites!r}."
         )

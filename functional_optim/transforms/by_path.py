@@ -74,7 +74,7 @@ def layerwise_decay(
     Raises:
         ValueError: for a decay out of range, a parameter without a layer, and, without `layers`, if
             there are no numbered blocks, or several stacks of them.
-        TypeError: without `layers`, if params is not a dict of tensors.
+        TypeError: if `layers` is a string; without `layers`, if params is not a dict of tensors.
 
     Papers: Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather
     Than Generators", https://arxiv.org/abs/2003.10555; Bao, Dong, Piao, Wei, "BEiT: BERT
@@ -92,6 +92,11 @@ def layerwise_decay(
     """
     if not 0 < decay <= 1:
         raise ValueError(f"layerwise_decay needs a decay in (0, 1], but got {decay!r}.")
+    if isinstance(layers, str):
+        raise TypeError(
+            "layerwise_decay takes a list of layers, from the input to the output, but got the "
+            f"string {layers!r}; pass e.g. ['embedding.*', 'blocks.*', 'head.*']."
+        )
     if layers is None:
         depths = _numbered(params)
     else:
@@ -177,6 +182,7 @@ def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> Mup
             the fan-in for two widths, the growth for one.
 
     Raises:
+        TypeError: for a leaf that is not a tensor, such as a module.
         ValueError: for different trees or numbers of dimensions, more than two widths, and an
             unknown rule.
 
@@ -193,8 +199,14 @@ def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> Mup
         {'hidden': 0.125, 'in': 1.0}
     """
     check_choice("mup", ("adam", "sgd"), rule=rule)
-    named = dict(tree.items(params))
-    small, other = [dict(tree.items(x)) for x in (base, params if delta is None else delta)]
+    trees = (params, base, params if delta is None else delta)
+    named, small, other = [dict(tree.items(x)) for x in trees]
+    for x in (*named.values(), *small.values(), *other.values()):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"mup takes trees of tensors, but got a {type(x).__name__}; pass e.g. "
+                "dict(model.named_parameters())."
+            )
     if not named.keys() == small.keys() == other.keys():
         apart = sorted((named.keys() ^ small.keys()) | (named.keys() ^ other.keys()))
         raise ValueError(

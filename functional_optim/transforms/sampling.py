@@ -16,6 +16,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
+from functional_optim.core.calls import takes
 from functional_optim.core.chain import WithoutGradients
 from functional_optim.core.factory import factory
 
@@ -76,7 +77,8 @@ def metropolis(
     Raises:
         ValueError: for a negative temperature; from update, without params, for a value that is not
             a single number, and for a proposal of another structure.
-        TypeError: if `propose` is not callable, or the seed is not an integer.
+        TypeError: if `propose` does not take two arguments, or the seed is not an integer; from
+            update, without value.
 
     Example::
 
@@ -94,10 +96,11 @@ def metropolis(
         >>> bool(abs(state.params.var() - 1) < 0.3)
         True
     """
-    if not callable(propose):
+    if not callable(propose) or not takes(propose, None, None):
         raise TypeError(
             f"metropolis needs a function propose(params, noise), but got a "
-            f"{type(propose).__name__}; pass e.g. lambda p, z: fo.tree.map(torch.add, p, z)."
+            f"{type(propose).__name__}{' of other arguments' * callable(propose)}; pass e.g. "
+            "lambda p, z: fo.tree.map(torch.add, p, z)."
         )
     numeric.check_range("metropolis", "of 0 or more", temperature=temperature)
     randomness.seed_tensor("metropolis", seed, torch.device("cpu"))
@@ -112,8 +115,9 @@ def metropolis(
         return MetropolisState(step, own, torch.zeros_like(step), value, kept)
 
     def update(
-        grads: Tree, state: MetropolisState, params: Tree = None, *, value: Any
+        grads: Tree, state: MetropolisState, params: Tree = None, *, value: Any = base.NEEDED
     ) -> tuple[Tree, MetropolisState]:
+        base.check_needed("metropolis", value=value)
         base.check_passed(params)
         tree.check_same(
             params, state.params, "params", "those of the state", "pass what init was called with"

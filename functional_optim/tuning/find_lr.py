@@ -18,6 +18,7 @@ from torch import Tensor
 
 from functional_optim import kernels, numeric, tree
 from functional_optim.core import base
+from functional_optim.core.calls import check_flags
 from functional_optim.engine.train_step import Loss, TrainStep
 from functional_optim.tuning.lr_sweep import LRSweep
 from functional_optim.tuning.tables import progress as showing
@@ -130,6 +131,9 @@ def find_lr(
             f"find_lr needs a transformation, but {tx_factory.__name__} makes an optimizer object; "
             "pass the function instead, e.g. fo.adamw or fo.sgd."
         )
+    flags = {"has_aux": has_aux, "compile": compile}
+    flags |= {} if progress is None else {"progress": progress}
+    check_flags(dict.fromkeys(flags, "bool"), flags)
     numeric.check_count("find_lr", 1, steps=steps, **({} if chunk is None else {"chunk": chunk}))
     tried = _spaced(low, high, count) if values is None else _numbers(values)
     base.check_params(params)

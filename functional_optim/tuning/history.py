@@ -153,6 +153,8 @@ def check_records(records: Any) -> None:
         if not isinstance(record, Mapping):
             raise TypeError(f"history[{i}] is a {type(record).__name__}; {advice}.")
         for key, x in record.items():
+            if not isinstance(key, str):
+                raise TypeError(f"history[{i}] has the key {key!r}, which is not a name; {advice}.")
             try:
                 float(x)
             except (TypeError, ValueError, RuntimeError):

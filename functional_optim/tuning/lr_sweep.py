@@ -50,6 +50,16 @@ class LRSweep:
     values: tuple[float, ...]
     losses: Tensor
 
+    def __post_init__(self) -> None:
+        count, x = len(self.values), self.losses
+        shape = tuple(x.shape) if isinstance(x, Tensor) and x.is_floating_point() else ()
+        if len(shape) != 2 or shape[0] != count or 0 in shape:
+            of = f" of {x.dtype} and shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
+            raise ValueError(
+                f"LRSweep needs a tensor of losses with a row for each of its {count} values and a "
+                f"column for each step, in float64, but got a {type(x).__name__}{of}."
+            )
+
     @property
     def last(self) -> int:
         """Number of steps in the median of the final loss: the last tenth of them, rounded up."""

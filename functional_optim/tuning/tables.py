@@ -127,7 +127,7 @@ def progress(
 
     show: False shows nothing; None (the default) shows it if stderr is a terminal.
     """
-    if show is False or (show is None and not sys.stderr.isatty()):
+    if not (sys.stderr.isatty() if show is None else show):
         return nullcontext(lambda done: None)
     return _bar(text, total) if importlib.util.find_spec("rich") else _line(text, total)
 

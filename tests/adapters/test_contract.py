@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import pickle
+from contextlib import suppress
 
 import optree
 import pytest
@@ -257,6 +258,23 @@ def test_all_that_a_failed_change_did_to_an_optimizer_is_undone():
     assert not hasattr(opt, "own")
 
 
+def test_a_failed_change_is_undone_if_an_interrupt_comes_too():
+    def change(value):
+        opt.own = value
+        raise ValueError
+
+    def failing():
+        with suppress(ValueError):
+            transaction(opt, change, 1.0)
+
+    opt = trained(MAKERS["drop-in"], 1)
+    at, reached = 1, True
+    while reached:
+        _, reached = interrupt(failing, at)
+        assert not hasattr(opt, "own"), at
+        at += 1
+
+
 def test_a_load_that_torch_refuses_half_way_leaves_the_defaults():
     """torch's own __setstate__ adds an entry to them before it finds what is missing."""
     opt = trained(MAKERS["drop-in"], 1)
@@ -321,3 +339,14 @@ def test_parameters_that_never_step_may_be_integers():
 def test_a_list_of_parameters_may_be_a_module():
     params = torch.nn.ParameterList([torch.ones(2)])
     assert adapters.AdamW(params).param_groups[0]["params"] == [*params]
+
+
+def test_a_count_that_was_cast_to_half_precision_counts_on():
+    """As in a checkpoint that was cast as a whole."""
+    opt = trained(MAKERS["drop-in"], 1)
+    saved = opt.state_dict()
+    for mine in saved["state"].values():
+        mine["step"] = torch.tensor(256.0, dtype=torch.bfloat16)  # which has no 257
+    opt.load_state_dict(saved)
+    opt.step()
+    assert opt.numbers("step") == {"step": 257.0}

@@ -145,7 +145,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "flattened": Fault(
         lambda s: {"state.a.step": 1, "param_groups.a.lr": 0.1},
-        ("is flattened", "set_optimizer_state_dict"),
+        ("is flattened", "set_optimizer_state_dict, without broadcast_from_rank0"),
     ),
     "no state": Fault(without("state"), ("has no 'state'",)),
     "state as a list": Fault(lambda s: {**s, "state": [1]}, ("'state'", "must be a dict")),

@@ -26,7 +26,7 @@ def plain(monkeypatch):
     monkeypatch.setattr(module, "PAUSE", 0.0)
 
 
-@pytest.mark.parametrize("show", [None, False])
+@pytest.mark.parametrize("show", [None, False, 0])
 def test_nothing_is_written_where_there_is_no_terminal(show, capsys):
     run(show)
     assert capsys.readouterr() == ("", "")

@@ -19,7 +19,7 @@ from helpers import assert_close, clone
 from ways import by_function, by_update
 
 import functional_optim as fo
-from functional_optim.kernels import disk_cache, libraries, toolchain
+from functional_optim.kernels import disk_cache, libraries, toolchain, watch
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compiler is a shell script")
 
@@ -186,6 +186,27 @@ def test_a_killed_process_is_in_nobodys_way(slow, monkeypatch):
     assert [answer(libraries.library(source(n))) for n in (1, 2)] == [1, 2]
     for group in groups:
         os.killpg(group, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("pythons_own_handler")
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_checks_objects_is_built_after_an_interrupt(compiler, monkeypatch, kept):
+    """Without it all later steps would be slow. Also where the kernel itself is kept."""
+    once = compiler.path.parent / "once"
+    Compiler(compiler.path.parent, f"rm {once} 2>/dev/null && kill -INT $PPID && sleep 300")
+    if kept:
+        libraries.library(source(1))
+        forget(monkeypatch)
+    for path in (compiler.path.parent / "kernels").glob("*.watch"):
+        path.unlink()
+    monkeypatch.setattr(watch, "module", None)
+    monkeypatch.setattr(watch, "tried", False)
+    once.touch()
+    with pytest.raises(KeyboardInterrupt):
+        libraries.library(source(1))
+    assert watch.module is None
+    assert answer(libraries.library(source(1))) == 1
+    assert watch.module is not None
 
 
 # ---------------------------------------------------------------- processes and threads

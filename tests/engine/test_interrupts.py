@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -72,6 +73,58 @@ def test_an_optimizer_steps_whole_or_not_at_all(kind, warm):
         return of_object(opt, params)
 
     check_every_place(make, STRIDES.get(kind, 3) if warm else 37)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["in place", "recorded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_that_a_scaler_leaves_scaled_are_divided_once(dtype, recorded):
+    def make():
+        params = [p.detach().to(dtype) for p in parameters()]
+        for p in params:
+            p.grad = torch.full_like(p, 512.0)
+        opt = adapters.SGD(params, lr=0.25, fused=True)
+        opt.defaults["differentiable"] = recorded
+        opt.grad_scale, opt.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+        step, read = of_object(opt, params)
+        return step, lambda: (read(), [p.grad for p in params])
+
+    check_every_place(make, 17)
+
+
+def test_the_count_of_a_parameter_that_was_late():
+    """Such as is written where the parameter that has been in all steps has no gradient."""
+
+    def make():
+        params = parameters()
+        late, params[1].grad = params[1].grad, None
+        opt = adapters.Optimizer(params, lambda lr: fo.accumulate(fo.sgd(lr), every=2), lr=0.1)
+        for _ in range(2):
+            opt.step()
+        params[0].grad, params[1].grad = None, late
+        return of_object(opt, params)
+
+    check_every_place(make, 37)
+
+
+def test_a_failed_step_is_undone_whole_if_an_interrupt_comes_too():
+    def reached(at):
+        params = parameters()
+        params[1].data, params[1].grad = params[0].data, params[0].grad  # which it refuses
+        opt = OBJECTS["without a count"](params)
+
+        def step():
+            with suppress(ValueError):
+                opt.step()
+
+        _, was = interrupt(step, at)
+        assert not any(opt.state.values())
+        return was
+
+    last = 1
+    while reached(last):
+        last += 50
+    for at in range(last - 100, last):
+        reached(at)
 
 
 def test_sparse_gradients():

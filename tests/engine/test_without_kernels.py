@@ -104,6 +104,22 @@ def test_another_word_for_compile_raises_at_once(bad):
             make(params, compile=bad)
 
 
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [("strict", RuntimeError, NONE), ("fast", ValueError, "compile must be True")],
+)
+def test_another_word_for_compile_counts_from_the_next_step(changed, error, words):
+    w = torch.nn.Parameter(torch.ones(5))
+    w.grad = torch.ones(5)
+    opt = adapters.AdamW([w], compile=False)
+    opt.step()
+    before, opt.compile = w.detach().clone(), changed
+    with pytest.raises(error, match=words):
+        opt.step()
+    assert_same(w.detach(), before)
+
+
 # ---------------------------------------------------------------- kernels that are wrong
 def added(monkeypatch):
     """Kernels add where they are to multiply."""

@@ -350,6 +350,27 @@ def test_a_loss_is_one_real_number():
         assert_same(flat, est.value_and_grad(lambda x: x @ x)(est.init(x), x))
 
 
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(
+    "loss_fn",
+    [lambda x: (x @ x).item(), lambda x: x.detach() @ x.detach(), lambda x: (x > 0).float().sum()],
+    ids=["item", "detach", "steps"],
+)
+def test_forward_gradients_need_a_derivative(loss_fn, batched):
+    est, x = fo.forward_gradient(2, batched=batched), torch.ones(3)
+    with pytest.raises(ValueError, match="depends on the parameters by differentiable operations"):
+        est.value_and_grad(loss_fn)(est.init(x), x)
+    values = fo.spsa(batched=batched)
+    assert values.value_and_grad(lambda x: x.detach() @ x)(values.init(x), x)[0][1].any()
+
+
+@every
+def test_a_loss_that_returns_none_is_told(name):
+    est, x = EVERY[name](), torch.ones(3)
+    with pytest.raises(TypeError, match="returns one real number, but it returned None; end it"):
+        est.value_and_grad(lambda x: None)(est.init(x), x)
+
+
 @every
 def test_losses_may_be_random(name):
     est, x = EVERY[name](), torch.ones(3)

@@ -10,6 +10,7 @@ import torch
 from helpers import assert_close, assert_same, make_grads, make_params, run
 
 import functional_optim as fo
+from functional_optim import adapters
 from functional_optim.replicas import Decision, Local, Replica, Scripted
 
 REFUSED = Decision(False, False, 0, 1, "too few")
@@ -436,3 +437,21 @@ def test_a_sparse_gradient_is_an_error():
     rows = torch.sparse_coo_tensor([[0]], ones()[None], (2, 1), check_invariants=True)
     with pytest.raises(TypeError, match="averages dense tensors, but 'w' is sparse"):
         group.allreduce({"w": rows})
+
+
+FLAGS = {
+    "compile": lambda: Replica(Local(), SGD, compile="no"),
+    "average_gradients": lambda: adapters.FaultTolerantOptimizer(
+        Local(), torch.optim.SGD([ones()], lr=0.1), average_gradients="no"
+    ),
+    "heals_at_start": lambda: fo.replicas.Simulation(2, heals_at_start="no"),
+    "init_sync": lambda: fo.replicas.Simulation(2, init_sync="no"),
+    "heals_at_start ": lambda: Scripted([True], heals_at_start="no"),
+    "quantize": lambda: fo.replicas.TorchFT(object(), quantize="no"),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_true_or_false(name):
+    with pytest.raises(TypeError, match=f"{name.strip()} must be True or False, but got 'no'"):
+        FLAGS[name]()

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import optree
 import pytest
 import torch
@@ -299,3 +300,26 @@ def test_a_state_of_another_population_is_refused(make, members):
     state = make(8).init(params())
     with pytest.raises(ValueError, match=f"a population of 6, but the state has 8 {members}; use"):
         make(6).ask(state)
+
+
+@NAMES
+def test_guesses_of_another_dtype_leave_that_of_the_state(name):
+    method = make(name)
+    candidates, state = method.ask(method.init(params()))
+    guesses, losses = fo.tree.map(torch.Tensor.double, candidates), -torch.ones(method.population)
+    assert_same(method.tell(guesses, losses, state), method.tell(candidates, losses, state))
+
+
+def test_center_is_of_a_state():
+    for wrong in (torch.ones(2), {"w": torch.ones(2)}):
+        with pytest.raises(TypeError, match="center takes the state of a search method, which"):
+            search.center(wrong)
+
+
+def test_an_integer_of_numpy_is_an_integer():
+    found = search.cem(np.int64(8), 0.5, elites=np.int64(2))
+    expected = search.cem(8, 0.5, elites=2)
+    assert_same(run(found, found.init(params())), run(expected, expected.init(params())))
+    for wrong in (8.0, True):
+        with pytest.raises(TypeError, match="an integer as its population"):
+            search.cem(wrong, 0.5)

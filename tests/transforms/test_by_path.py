@@ -51,6 +51,8 @@ def test_layers_by_patterns():
     params = {"b": {"w": torch.ones(1)}, "a": [torch.ones(1), torch.ones(1)]}
     found = fo.layerwise_decay(params, 0.1, ["a.0", ["a.1"], ["x", "b.*"]])
     assert found == pytest.approx({"a.0": 0.01, "a.1": 0.1, "b.w": 1.0})
+    with pytest.raises(TypeError, match=r"takes a list of layers, .* but got the string 'a\*'"):
+        fo.layerwise_decay({"a.b": torch.ones(1)}, 0.1, "a*")
 
 
 # ---------------------------------------------------------------- widths
@@ -80,6 +82,14 @@ def test_mup_knows_widths_that_are_equal_by_chance_from_a_third_model():
     wide = network(64, 16)
     assert fo.mup(wide, network(16)).lr["hidden.weight"] == 1
     assert fo.mup(wide, network(16), network(8)).lr["hidden.weight"] == 1 / 4
+
+
+def test_mup_is_of_tensors_not_of_modules():
+    net = torch.nn.Linear(2, 2)
+    for wrong, kind in ((net, "Linear"), (net.parameters(), "generator"), ({"w": 3}, "int")):
+        for given in ((wrong, network(4)), (network(4), wrong), (network(4), network(2), wrong)):
+            with pytest.raises(TypeError, match=f"takes trees of tensors, but got a {kind}; pass"):
+                fo.mup(*given)
 
 
 # ---------------------------------------------------------------- cautious decay

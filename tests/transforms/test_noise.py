@@ -185,6 +185,23 @@ def test_noise_depends_on_nothing_else_and_touches_no_generator():
     assert len(set(odd.tolist())) == 7
 
 
+@pytest.mark.filterwarnings("always")  # an error of a warning in a backward pass would be lost
+def test_a_run_with_noise_is_differentiated_without_a_warning(recwarn):
+    def trained(eta):
+        tx, w = fo.chain(fo.add_noise(eta, 0.55, 0), fo.sgd(0.1)), {"w": torch.ones(2).double()}
+        state = tx.init(w)
+        for _ in range(2):
+            grads = torch.func.grad(lambda w: w["w"].square().sum())(w)
+            u, state = tx.update(grads, state, w)
+            w = fo.apply_updates(w, u)
+        return w["w"].square().sum()
+
+    eta = torch.tensor(0.1, dtype=torch.float64)
+    found = torch.func.grad(trained)(eta)
+    assert not [x for x in recwarn if "autograd kernel was not registered" in str(x.message)]
+    assert_close(found, (trained(eta + 1e-5) - trained(eta - 1e-5)) / 2e-5, 1e-8)
+
+
 def test_a_gradient_gets_noise_in_its_own_width():
     tx = fo.add_noise(1.0, 0.0, 0)
     g = {

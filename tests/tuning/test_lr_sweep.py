@@ -60,6 +60,15 @@ def test_the_suggestion_is_the_smallest_about_as_good_as_the_best(finals, best, 
     assert repr(turned) == repr(found)
 
 
+@pytest.mark.parametrize(
+    "losses",
+    [torch.ones(3, 2), torch.ones(2), torch.ones(2, 0), torch.ones(2, 3).int(), [[1.0]] * 2],
+)
+def test_losses_of_another_form_are_refused(losses):
+    with pytest.raises(ValueError, match="a row for each of its 2 values and a column for each"):
+        fo.LRSweep("lr", (0.1, 0.2), losses)
+
+
 def test_if_all_have_diverged_there_is_no_best():
     found = sweep([NAN, INF], name="peak")
     for read in ("best", "suggestion"):

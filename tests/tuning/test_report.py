@@ -225,6 +225,7 @@ def test_without_matplotlib_an_error_says_what_to_do(monkeypatch):
         ([], ValueError, "empty history; append a dict"),
         ({"loss": 1.0}, TypeError, "takes a list of dicts, but got a dict"),
         ([{"loss": 1.0}, 2.0], TypeError, r"history\[1\] is a float"),
+        ([{1: 2.0}], TypeError, r"history\[0\] has the key 1, which is not a name; append"),
         ([{"loss": "low"}], TypeError, r"history\[0\]\['loss'\] is a str"),
         ([{"loss": torch.ones(2)}], TypeError, r"history\[0\]\['loss'\] is a Tensor"),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
-from functional_optim.core.calls import check_choice
+from functional_optim.core.calls import check_choice, check_flags
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.simulation.connection import Simulated
 from functional_optim.replicas.simulation.faults import (
@@ -171,6 +171,7 @@ class Simulation:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 s, but is {getattr(self, name)}.")
         check_choice("Simulation", ("raise", "crash"), errors=self.errors)
+        check_flags(Simulation.__annotations__, vars(self))
         self.faults = list(self.faults)
         check_faults(self.faults, self.replicas)
 
