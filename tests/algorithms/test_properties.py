@@ -406,15 +406,22 @@ def test_converges_on_a_quadratic(case):
 
 
 # ---------------------------------------------------------------- what a case can and cannot do
+LIKE_ADAM = (
+    "adabelief", "adadelta", "adagrad", "adamax", "adan", "ademamix", "adopt", "asgd", "cocob",
+    "fromage", "laprop", "lion", "mars", "nadam", "radam", "rmsprop", "sophia", "sparse_adam",
+    "stable_adamw", "yogi",
+)  # fmt: skip
+"""Whose graphs, a second each, are those of Adam's but for its operations."""
 CHECKS = {name: globals()[f"check_{name}"] for name in sorted(ABILITIES)}
 
 
 @pytest.mark.parametrize(
     ("case", "ability"),
     [
-        pytest.param(*row.values, ability, id=f"{row.id}-{ability}", marks=row.marks)
+        pytest.param(*row.values, ability, id=f"{row.id}-{ability}", marks=[*row.marks, *late])
         for ability in CHECKS
         for row in able(ability, costly=ability == "graph")
+        for late in [[pytest.mark.full] if ability == "graph" and row.id in LIKE_ADAM else []]
     ],
 )
 def test_what_a_case_can_do(case, ability):

@@ -244,7 +244,7 @@ NUMBERS: list[Any] = [
     (lambda: fo.master_weights(fo.sgd(0.1)).init(W.half()), "float16, whose bits"),
     (lambda: fo.chain(*[fo.master_weights(fo.scale(0.1))] * 2), "two master_weights"),
     (lambda: fo.stored(fo.master_weights(MEAN), {"weight_low16": "bfloat16"}), "matches no slot"),
-    (lambda: fo.chain(fo.master_weights(MEAN), fo.flatten(fo.sign())), "of trees comes after"),
+    (lambda: fo.chain(fo.master_weights(MEAN), fo.flatten(fo.sign())), "sign comes after"),
     (lambda: fo.full_weights({"v": HALF["w"]}, fo.master_weights(MEAN).init(HALF)), "weight_low16"),
     (lambda: fo.offload(fo.adam(), ""), "a folder that exists"),
     (lambda: fo.offload(fo.adam(), "/proc"), "cannot write files into"),

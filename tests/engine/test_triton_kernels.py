@@ -105,10 +105,12 @@ def test_the_recipes_without_kernels_are_those_of_the_list() -> None:
 
 LONG = (
     "a_variance_of_few", "softmax_at_temperature", "row_std", "corrected_rows", "transposed_mean",
-    "row_normalised_momentum", "mapped_over_rows", "log_softmax_over_columns", "by_outer_product",
-    "counts_beside_a_number", "row_trust_ratio", "slots_that_count",
+    "sum_of_largest_rows", "column_norm", "amax_over_columns", "mean_over_columns",
+    "softmax_of_all", "columns_and_a_number_of_all_of_them", "row_normalised_momentum",
+    "mapped_over_rows", "log_softmax_over_columns", "by_outer_product", "counts_beside_a_number",
+    "row_trust_ratio", "slots_that_count",
 )  # fmt: skip
-"""Three to seven seconds each, of kinds of which another rule is here too."""
+"""One to seven seconds each, of kinds of which another rule is here too."""
 
 
 @pytest.mark.parametrize("name", some(undeclared.ROWS, 0, undeclared.ROWS.keys() - set(LONG)))
