@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from fits import curves, decay
+from helpers import recorded_graphs
 
 import functional_optim as fo
 from functional_optim.kernels import lane_library
@@ -264,18 +265,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_where_there_is_no_library_one_graph_evaluates(name, fresh_dynamo, monkeypatch):
-    fun, graphs, backend = UNKNOWN[name], [], torch.compile
-
-    def counted(fn, **how):
-        how.pop("options", None)
-
-        def record(graph, example):
-            graphs.append(graph)
-            return graph.forward
-
-        return backend(fn, **how, backend=record)
-
-    monkeypatch.setattr(torch, "compile", counted)
+    fun, graphs = UNKNOWN[name], recorded_graphs(monkeypatch)
     compiled._steps.clear()
     x0 = torch.rand(20, 3, **F64)
     y = torch.rand(20, 12, **F64)

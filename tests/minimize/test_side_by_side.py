@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import recorded_graphs
 from sampling import some
 from torch import Tensor
 from valleys import rosenbrock
@@ -142,19 +143,7 @@ def solved(method: str, x0: Tensor, a: Tensor, **how: Any) -> Any:
     "method", ["l-bfgs-b", "bfgs", "ssbroyden", "newton-cg", "newton", "broyden"]
 )
 def test_one_graph_or_library_solves_any_number_of_problems(method, fresh_dynamo, monkeypatch):
-    graphs = []
-    compile = torch.compile
-
-    def counted(fn, **how):
-        how.pop("options", None)
-
-        def record(graph, example):
-            graphs.append(graph)
-            return graph.forward
-
-        return compile(fn, **how, backend=record)
-
-    monkeypatch.setattr(torch, "compile", counted)
+    graphs = recorded_graphs(monkeypatch)
     monkeypatch.setattr(compiled, "BLOCK", 64)
     compiled._steps.clear()
     x0, a = starts(150)

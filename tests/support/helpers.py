@@ -123,3 +123,21 @@ def pairs(rows: dict[str, dict[str, Any]]) -> Callable[[str], tuple[Any, Any]]:
         )
 
     return pair
+
+
+def recorded_graphs(monkeypatch: Any) -> list[Any]:
+    """The graphs that torch.compile makes from now on; they run as they were traced."""
+    graphs: list[Any] = []
+    compile = torch.compile
+
+    def recording(fn: Any, **how: Any) -> Any:
+        how.pop("options", None)
+
+        def record(graph: Any, example: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        return compile(fn, **how, backend=record)
+
+    monkeypatch.setattr(torch, "compile", recording)
+    return graphs
