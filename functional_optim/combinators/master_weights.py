@@ -205,11 +205,11 @@ def full_weights(params: Any, state: Any) -> Any:
 def _in_object(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
     """What an optimizer object keeps of each weight: with it, or in the tree of its group."""
     found: dict[Tensor, Tensor] = {}
+    ends = tuple([f".{slot}" for slot in WEIGHT_SLOTS])
     for group in optimizer.param_groups:
         params = group["params"]
         for name, p in zip(group.get("param_names") or range(len(params)), params, strict=True):
-            ends = tuple([f".{slot}" for slot in WEIGHT_SLOTS])
-            of_tree = tuple([f".{slot}.{name}" for slot in WEIGHT_SLOTS])
+            of_tree = tuple([f"{end}.{name}" for end in ends])
             for owner, mine in ((p, ends), (params[0], of_tree)):
                 for key, x in (optimizer.state.get(owner) or {}).items():
                     if f".{key}".endswith(mine):

@@ -19,7 +19,7 @@ from functional_optim.core.lift import freezes
 from functional_optim.core.ravel import Ravel
 from functional_optim.core.rule import Placement, Runs, select
 from functional_optim.core.storage import Storage, wide_dtype
-from functional_optim.core.totals import given_totals
+from functional_optim.core.totals import pass_over
 
 
 class LookaheadSlots(NamedTuple):
@@ -122,9 +122,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         if given is None and reads:
             base.check_grads(params, grads)
             if custom:  # one written for a vector need not know None
-                totals = given_totals()
-                if totals is not None:
-                    totals.enter(tx.placements)
+                pass_over(tx.placements)
                 return tree.map(lambda p: None, params), state
         with _path(params):
             u, state = tx.update(given, state, flat.vector(params), **extra)

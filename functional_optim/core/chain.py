@@ -15,7 +15,7 @@ from functional_optim.core.lift import freezes
 from functional_optim.core.paths import Choice, check_choices, chosen, subtree
 from functional_optim.core.rule import Placement, Rule, unchanged
 from functional_optim.core.state_keys import check_rates, rule_names
-from functional_optim.core.totals import given_totals
+from functional_optim.core.totals import pass_over
 
 
 @factory
@@ -242,9 +242,7 @@ def on_some(
         mine, given = cut(params, grads)
         extra = narrowed(extra, filled(params), lambda x: cut(params, x)[1])
         if not tree.leaves(mine):
-            totals = given_totals()
-            if totals is not None:
-                totals.enter(tx.placements)
+            pass_over(tx.placements)
             return tree.map_with_path(joined, params, grads, grads), state
         updates, state = tx.update(given, state, mine, **extra)
         return tree.map_with_path(joined, params, grads, updates), state

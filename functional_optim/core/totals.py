@@ -91,6 +91,13 @@ def given_totals() -> Totals | None:
 _local = threading.local()
 
 
+def pass_over(placements: Iterable[Placement]) -> None:
+    """Count rules that do not run, since no tensor is stepped: those after them keep their keys."""
+    totals = given_totals()
+    if totals is not None:
+        totals.enter(placements)
+
+
 def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     """Sum what `reduce` measured on each tensor, element by element, in float64.
 
