@@ -130,7 +130,7 @@ FROZEN = fo.chain(fo.freeze("w"), fo.adam())
         (fo.dynamic_loss_scale(fo.sgd()), fo.sgd().init(W), ValueError, "this chain's own init"),
         (fo.adam(), fo.EmptyState(), TypeError, "state of type EmptyState; pass the .* own init"),
         (fo.adam(), FROZEN.init(W), TypeError, "'exp_avg' of parameter 'w' is a NoneType"),
-        (TWO, THREE.init(W), ValueError, "chain of 2 parts got a state of length 3;"),
+        (TWO, THREE.init(W), ValueError, "2 parts got a state of length 3; pass the state"),
     ],
 )
 @every_step

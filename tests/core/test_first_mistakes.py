@@ -4,7 +4,6 @@ import math
 import re
 import warnings
 
-import numpy
 import pytest
 import torch
 from compilers import forget
@@ -13,7 +12,6 @@ from torch import nn
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.core.base import check_transformation
 from functional_optim.core.other_names import hint_for
 from functional_optim.kernels import callers
 
@@ -457,44 +455,3 @@ def test_so_does_a_storage_that_packs_no_parameter(make, compile):
     with pytest.warns(UserWarning, match=r"'head\.\*' of the mask matches no leaf") as seen:
         getattr(adapters, make)(model.named_parameters(), stored=stored, compile=compile)
     assert len(seen) == 1
-
-
-# ---------------------------------------------------------------- names of other libraries
-SAYS = {
-    "schedule": (lambda: fo.schedules.warmup_cosine_decay_schedule, "schedules.warmup_cosine"),
-    "capital": (lambda: fo.schedules.Cosine, "did you mean 'cosine'?"),
-    "norm": (lambda: fo.tree.norm, "for optax's norm there is functional_optim.tree.global_norm"),
-    "eval": (lambda: fo.schedule_free_eval_params, "there is functional_optim.eval_params"),
-    "fit": (lambda: fo.curve_fit, "for scipy's curve_fit there is functional_optim.least_squares"),
-    "scalar": (lambda: fo.root_scalar, "for scipy's root_scalar there is nothing: use scipy"),
-    "b1": (lambda: fo.schedule_free(fo.sgd(0.1), 0.1, b1=0.9), "'b1'; pass momentum."),
-    "squares": (lambda: fo.rmsprop(1e-3, decay=0.9), "'decay'; pass alpha."),
-    "power": (lambda: fo.adafactor(decay_rate=0.8), "pass beta2_decay of "),
-    "value": (lambda: fo.momo().update(GRADS, fo.momo().init(GRADS), GRADS), "(closure) as value."),
-    "object": (lambda: adapters.Lion(model().parameters(), b1=0.9), "'b1'; pass betas=(b1, b2)"),
-    "no lr": (lambda: fo.sign(learning_rate=1), "'learning_rate'; it takes ."),
-    "memory": (lambda: fo.lbfgs(memory_size=10), "'memory_size'; pass history_size."),
-    "search": (lambda: fo.lbfgs(linesearch=None), 'pass line_search_fn="strong_wolfe", or None.'),
-    "params": (lambda: fo.adam(params=GRADS), "parameters go to init and update, or to an"),
-    "rate": (lambda: adapters.Optimizer(model().parameters(), fo.adamw, 1e-3), "but 4 were given"),
-    "mask": (lambda: fo.add_decayed_weights(0.1, "w"), "by name: independent=, mask=."),
-    "decay": (lambda: fo.add_decayed_weights(-0.1), "and independent=True after a learning rate."),
-    "stored": (lambda: fo.stored(adapters.AdamW(model().parameters()), "int8"), "got a AdamW;"),
-    "list": (lambda: check_transformation("masked", [fo.adam()], "masked(x)"), "by chain"),
-    "model": (lambda: fo.adam().init(model()), "are a Sequential, not a tensor; pass a"),
-    "array": (lambda: fo.adam().init(numpy.ones(2)), "or torch.from_numpy(x) for an array."),
-}
-
-
-@pytest.mark.parametrize("case", SAYS)
-def test_an_error_says_what_to_use_here(case):
-    call, words = SAYS[case]
-    refused((AttributeError, TypeError, ValueError), words, call)
-
-
-def test_private_names_and_missing_arguments_have_no_hint():
-    assert not hasattr(fo.tree, "__path__")
-    with pytest.raises(AttributeError, match=r"'_mean'$"):
-        _ = fo.tree._mean
-    with pytest.raises(TypeError, match=r"1 was given$"):
-        fo.sign(1)
