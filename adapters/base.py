@@ -25,7 +25,7 @@ from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.leaves import Changes, discard
 from functional_optim.adapters.stepping.loss import left_to_step, unscale
-from functional_optim.adapters.stepping.plan import OptimizerPlan
+from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
@@ -240,7 +240,7 @@ class OptimizerBase(torch.optim.Optimizer):
             )
         made: Changes = []
         try:
-            for group in OptimizerPlan(self, made, first=True).trees:
+            for group in OptimizerPlan(self, made).trees:
                 if group.params:
                     new = {key: x.detach().clone() for key, x in tree.items(group.fresh)}
                     self.state[group.params[0]].update(new)
@@ -259,8 +259,8 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def _step_in_place(self, loss: Any) -> None:
         mine = self.__dict__
-        plan = mine.pop("_plan", None)  # a step that raises leaves no plan behind
-        grads = None if plan is None else plan.gradients(self)
+        # a step that raises leaves no plan behind
+        plan, grads = valid_plan(mine.pop("_plan", None), self)
         if grads is None and modes.intercepted():
             mine["_plan"] = plan
             step_traced(self, loss, replace=False)
@@ -274,7 +274,7 @@ class OptimizerBase(torch.optim.Optimizer):
                     mine["_plan"] = plan
                     with outside_inference():
                         return self._step_in_place(loss)
-                plan = OptimizerPlan(self, made, first=plan is None)
+                plan = OptimizerPlan(self, made, plan)
                 grads = plan.fresh(self)
             skip = None
             if "grad_scale" in mine or "found_inf" in mine:

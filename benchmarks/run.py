@@ -18,6 +18,7 @@ import backends
 import fresh
 import gpu_rows
 import gradient_free
+import kinds
 import lbfgs
 import load
 import machine
@@ -77,6 +78,7 @@ def chosen(only: str | None) -> list[Row]:
     rows = [
         *steps.rows(),
         *load.rows(),
+        *kinds.rows(),
         *matrices.rows(),
         *algorithms.rows(),
         *fresh.rows(),

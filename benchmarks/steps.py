@@ -241,7 +241,7 @@ def rows() -> list[Row]:
     what = "AdamW, weights in bfloat16 and split16"
     found.append(row("split16", what, BIG, halved, rivals))
     eager = ours("AdamW", compile=False)
-    for workload, bars in ((MLP, ()), (GPT, (1.4,))):
+    for workload, bars in ((MLP, ()), (GPT, (1.4,)), (SMALL, ())):
         rivals = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}
         found.append(row("eager", "AdamW with compile=False", workload, eager, rivals, bars))
     return found

@@ -57,6 +57,7 @@ GPT = Workload("gpt", "GPT, 12 layers, 148 tensors", gpt_shapes(), gpt_shapes(1,
 GPT48 = Workload("gpt48", "GPT, 48 layers, 580 tensors", gpt_shapes(48), gpt_shapes(2, 8, 16))
 BIG = Workload("big", "12 tensors of 2048 × 2048", [(2048, 2048)] * 12, [(16, 16)] * 2)
 SMALL = Workload("small", "148 tensors of 8", [(8,)] * 148, [(8,)] * 3)
+SCALARS = Workload("scalars", "1,000 tensors without dimensions", [()] * 1000, [()] * 3)
 MANY = Workload("many", "10,000 tensors of 8", [(8,)] * 10_000, [(8,)] * 20)
 
 SQUARES = Workload("squares", "24 matrices of 64 × 64", [(64, 64)] * 24, [(4, 4)] * 2)

@@ -8,7 +8,7 @@ state stay the same objects, and are written one by one, unless they are those o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -48,7 +48,10 @@ class Column:
         self.captured = captured and found[0].device.type != "cpu"
         self.tensors: list[Tensor] = found
         self.ours = all(x._base is not None or x.is_inference() for x in found)
-        if self.ours:
+        vector = _vector_of(found)
+        if vector is not None:  # of an earlier plan, which stays valid
+            self.tensors = [vector]
+        elif self.ours:
             self._hand_out(torch.stack([x.to(found[0].device) for x in found]))
         self.here = found[0].device.type == "cpu"
         self.known: float | None = None if self.captured else value
@@ -91,12 +94,25 @@ class Column:
     def _rounded(self, value: float) -> float:
         return numeric.stored(value, dtype=self.tensors[0].dtype).item()
 
+    def values(self) -> list[float]:
+        """The scalar of each state, as it is stored."""
+        return [x for tensor in self.tensors for x in tensor.reshape(-1).tolist()]
+
     def read(self) -> Any:
         """The stored value: a float64 tensor if it is only known on another device."""
         first = self.tensors[0].reshape(-1)[0]
         if self.here:
             return first.item()
         return numeric.float64(first) if self.known is None else self.known
+
+
+def _vector_of(scalars: Sequence[Tensor]) -> Tensor | None:
+    """The vector whose elements these are, one by one; None if there is none."""
+    base = scalars[0]._base
+    if base is None or base.shape != (len(scalars),) or base.is_inference():
+        return None
+    places = [x.storage_offset() if x._base is base else -1 for x in scalars]
+    return base if base.stride() == (1,) and places == [*range(len(scalars))] else None
 
 
 class Readings:
@@ -122,7 +138,7 @@ class Integers(Column):
 
     def __init__(self, states: list[dict[str, Any]], key: str) -> None:
         self.states, self.key = states, key
-        self.tensors, self.captured = [], False
+        self.tensors, self.captured, self.here = [], False, True
 
     def fill(self) -> None:
         """Does nothing: there are no tensors."""

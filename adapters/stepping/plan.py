@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -39,7 +40,7 @@ from functional_optim.adapters.stepping.leaves import (
 from functional_optim.adapters.stepping.loss import extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
-from functional_optim.core import base, sharding
+from functional_optim.core import base, modes, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import check_parts, everywhere
 from functional_optim.core.numbers import Numbers
@@ -147,6 +148,19 @@ class ParamEntry(PlanEntry):
             moved |= column.written(value)
         return moved
 
+    def recount(self, done: float) -> bool:
+        """Take in the scalars of the states, after steps of other plans; False if they are no
+        longer equal, or a count is none. done: the count of an entry without parameters."""
+        for column in self.every:
+            values = column.values()
+            if values != values[:1] * len(values):
+                return False
+        if self.step is not None and self.step.tensors:
+            self.done = self.step.read()
+        elif self.first is None:
+            self.done = done
+        return 0 <= self.done < math.inf
+
     def numbers(self) -> list[Tensor]:
         """The tensors of the step counts and the carried scalars."""
         return [x for column in self.every for x in column.tensors]
@@ -178,7 +192,8 @@ class OptimizerPlan(StepPlan):
     Args:
         optimizer: missing entries are added to its state.
         made: receives the new entries of the state; `discard` removes them again.
-        first: whether there was no plan before. Slots of rules that take batches may then be moved.
+        last: the plan of the step before. If there was none, slots of rules that take batches may
+            be moved.
 
     Raises:
         TypeError, ValueError: if a gradient or slot does not fit its parameter, or two tensors that
@@ -187,7 +202,9 @@ class OptimizerPlan(StepPlan):
 
     entries: list[ParamEntry]
 
-    def __init__(self, optimizer: OptimizerBase, made: Changes, *, first: bool) -> None:
+    def __init__(
+        self, optimizer: OptimizerBase, made: Changes, last: OptimizerPlan | None = None
+    ) -> None:
         groups = optimizer.param_groups
         recipe = getattr(optimizer, "recipe", None)
         recipe = getattr(recipe, "__func__", recipe)  # a method would reference the optimizer
@@ -233,7 +250,7 @@ class OptimizerPlan(StepPlan):
         for (k, part, _, done, values, _), members in found.items():
             places = [i for i, _ in members] if len(members) < before else None
             leaves = [leaf for _, leaf in members]
-            if first:
+            if last is None:
                 put_into_stacks(leaves, part)
             keys = set(chain.from_iterable(part.layout.carry)).difference(own_numbers(part))
             shared = {key: columns[k, key] for key in keys}
@@ -261,6 +278,9 @@ class OptimizerPlan(StepPlan):
         self.asking = any("value" in part.tx.extra for part in (*self.entries, *self.trees))
         self.captured = next((entry for entry in entries if entry.captured), None)
         self.mesh = sharding.mesh_of([p for group in groups for p in group["params"]])
+        self.others: tuple[OptimizerPlan, ...] = ()
+        if last is not None:
+            self.others = self.beside((last, *last.others))
 
     @property
     def driven(self) -> bool:
@@ -299,6 +319,27 @@ class OptimizerPlan(StepPlan):
             return None
         grads, changed = found
         return grads if not changed or self._take_numbers(optimizer, changed) else None
+
+    def again(self, optimizer: OptimizerBase) -> list[Tensor] | None:
+        """The gradients, if the plan is valid after steps of others; it takes in their counts."""
+        steps = [] if self.steps is None else [self.steps]
+        every = [*steps, *[column for entry in self.entries for column in entry.every]]
+        if self.trees or not all(column.here for column in every):
+            return None
+        if self.done is not None:
+            keys, states = ("step", STEPS), self.guard.states
+            counts = [float(mine[key]) for mine in states for key in keys if key in mine]
+            self.done = max(counts, default=0.0)
+        if not all(entry.recount(self.done or 0.0) for entry in self.entries):
+            return None
+        if self.done is not None and self.steps is None and self.done > self._ahead():
+            return None
+        self.guard.settle()
+        return self.gradients(optimizer)
+
+    def _ahead(self) -> float:
+        """The largest step count of its parameters."""
+        return max([entry.done for entry in self.entries if entry.first], default=-1.0)
 
     def _take_numbers(self, optimizer: OptimizerBase, groups: list[int]) -> bool:
         for k in groups:
@@ -392,3 +433,21 @@ class OptimizerPlan(StepPlan):
         )
         alone = not (self.order or others or len(taking) > 1)
         return [TreePart(x, extra, elsewhere, alone=alone, order=self.order) for x in taking]
+
+
+def valid_plan(
+    last: OptimizerPlan | None, optimizer: OptimizerBase
+) -> tuple[OptimizerPlan | None, list[Tensor] | None]:
+    """The plan of a step and its gradients: that of the last step, or of an earlier one in which
+    the same gradients were missing. The last one and None if there is none."""
+    grads = None if last is None else last.gradients(optimizer)
+    if last is None or grads is not None or not last.others or modes.intercepted():
+        return last, grads
+    kinds = tuple([type(p.grad) for group in optimizer.param_groups for p in group["params"]])
+    for plan in last.others:
+        grads = plan.again(optimizer) if plan.guard.kinds == kinds else None
+        if grads is not None:
+            plan.others = (last, *[x for x in last.others if x is not plan])
+            last.others = ()
+            return plan, grads
+    return last, None

@@ -265,14 +265,22 @@ class SharedCounts:
         for p, mine in known:
             if STEPS not in mine:
                 made.append((p, STEPS))
-            count = numeric.stored(mine.get(STEPS, time), torch.device("cpu"), dtype=torch.float64)
-            mine[STEPS] = owned(count)
+            if not _is_count(mine.get(STEPS)):
+                count = mine.get(STEPS, time)
+                count = numeric.stored(count, torch.device("cpu"), dtype=torch.float64)
+                mine[STEPS] = owned(count)
         return Column([mine for _, mine in known], STEPS, time)
 
     def waiting(self, parts: Parts) -> list[WithoutGradient]:
         """Updates of tensors without a gradient; see `SharedRule.waiting`."""
         found = [shared.waiting(parts) for shared in self.rules]
         return [absent for absent in found if absent is not None]
+
+
+def _is_count(x: Any) -> bool:
+    """Whether a number of a state is one that `SharedCounts.count` has put there."""
+    ours = isinstance(x, Tensor) and x._base is not None and x.dim() == 0
+    return ours and x.is_cpu and x.dtype is torch.float64
 
 
 def _equal(x: float, y: float) -> bool:

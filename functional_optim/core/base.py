@@ -295,11 +295,13 @@ def check_gradient(path: str, g: Any, p: Tensor) -> None:
             "complex gradient for a complex parameter, and a real one for a real one."
         )
     _check_layout(g, f"the gradient of parameter {path!r}", (torch.strided, torch.sparse_coo))
+    _check_layout(p, f"parameter {path!r}")
     _check_beside(path, g, "the gradient", p)
+    _check_memory(p, f"parameter {path!r}")
 
 
 def check_slot(path: str, key: str, slot: Any, p: Tensor, *, away: bool = False) -> None:
-    """Raise TypeError or ValueError unless a slot of p's shape matches p.
+    """Raise TypeError or ValueError unless a slot of p's shape matches p, which is checked.
 
     away: whether it may be in other memory.
     """
@@ -329,11 +331,10 @@ def _check_layout(
 
 
 def _check_beside(path: str, x: Tensor, what: str, p: Tensor, *, away: bool = False) -> None:
-    """Raise TypeError or ValueError unless x is on p's device, and both have all their memory.
+    """Raise TypeError or ValueError unless x is on p's device, and has all its memory.
 
     away: whether x may be on another device.
     """
-    _check_layout(p, f"parameter {path!r}")
     sharding.check_beside(path, x, what, p)
     if x.device != p.device and not away and not sharding.is_sharded(p):
         raise ValueError(
@@ -347,10 +348,13 @@ def _check_beside(path: str, x: Tensor, what: str, p: Tensor, *, away: bool = Fa
             f"{what} of parameter {path!r} is a {type(x).__name__}, and the parameter a "
             f"{type(p).__name__}; a tensor without data cannot be combined with one with data."
         )
-    for tensor, named in ((x, f"{what} of parameter {path!r}"), (p, f"parameter {path!r}")):
-        why = memory.shortage(tensor)
-        if why is not None:
-            raise ValueError(f"{named} {why}; restore its storage, or pass another tensor.")
+    _check_memory(x, f"{what} of parameter {path!r}")
+
+
+def _check_memory(x: Tensor, named: str) -> None:
+    why = None if torch.compiler.is_compiling() else memory.shortage(x)
+    if why is not None:
+        raise ValueError(f"{named} {why}; restore its storage, or pass another tensor.")
 
 
 def extra_names(update: Callable[..., Any], *, required: bool = False) -> tuple[str, ...]:

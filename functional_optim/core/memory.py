@@ -30,7 +30,7 @@ def has_address(x: Tensor) -> bool:
     return (
         type(x) in PLAIN
         and x.layout is torch.strided
-        and x.device.type not in WITHOUT_MEMORY
+        and (x.is_cpu or x.device.type not in WITHOUT_MEMORY)
         and not (
             x.is_nested or torch.func.debug_unwrap(x, recurse=False) is not x or x._is_zerotensor()
         )
@@ -39,6 +39,8 @@ def has_address(x: Tensor) -> bool:
 
 def reach(x: Tensor) -> int:
     """The number of bytes between the first and the end of the last element of a tensor."""
+    if x.is_contiguous():
+        return x.nbytes
     if not x.numel():
         return 0
     steps = [(n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)]
@@ -63,9 +65,9 @@ def shortage(x: Tensor) -> str | None:
     """The error text for a tensor whose storage was resized to less than it needs."""
     if not has_address(x):
         return None
-    has = x.untyped_storage().nbytes()
-    needs = x.storage_offset() * x.element_size() + reach(x)
-    if not x.numel() or has >= needs:
+    has, size = x.untyped_storage().nbytes(), reach(x)
+    needs = x.storage_offset() * x.element_size() + size
+    if not size or has >= needs:
         return None
     return f"needs a storage of {needs} bytes, but its storage was resized to {has}"
 

@@ -279,7 +279,8 @@ class FusedStep(Step):
         self.how: How = "strict" if options.strict else "compiled"
         self.capturable = options.capturable
         self.extra = tx.extra
-        self.plan: TreePlan | None = None
+        self.plans: tuple[TreePlan, ...] = ()
+        """The last one first; others are of the same tensors, with other gradients missing."""
         self.elsewhere: CompiledUpdate | None = None
 
     def begin(self, params: Any, state: State, extra: dict[str, Any]) -> None:
@@ -295,9 +296,13 @@ class FusedStep(Step):
             kernels.prefetch(wanted, wait=False)
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
-        plan, given = self.plan, None
-        if plan is not None and self.donate and not torch.compiler.is_compiling():
-            given = plan.gradients(grads, state, params)
+        plan, given = None, None
+        if not torch.compiler.is_compiling():
+            for plan in self.plans:
+                given = plan.gradients(grads, state, params)
+                if given is not None:
+                    self._put_first(plan)
+                    break
         if given is None and (modes.intercepted() or _without_values(state)):
             return self.by_operations(grads, state, params, extra)
         recording = torch.is_grad_enabled()
@@ -306,6 +311,10 @@ class FusedStep(Step):
             return self._by_kernels(grads, state, params, extra, plan, given)
         finally:
             set_grad_enabled(recording)
+
+    def _put_first(self, plan: TreePlan) -> None:
+        if self.plans[0] is not plan:
+            self.plans = (plan, *[x for x in self.plans if x is not plan])
 
     def _by_kernels(
         self,
@@ -316,8 +325,7 @@ class FusedStep(Step):
         plan: TreePlan | None,
         given: list[Tensor] | None,
     ) -> tuple[Any, State]:
-        """plan: the last one, which another thread may replace. given: the gradients, if it
-        holds."""
+        """plan: one for these tensors, and given: the gradients; None if there is none."""
         if extra:
             base.check_extra(extra, self.extra)
         if given is None and without_kernels(params):
@@ -333,9 +341,9 @@ class FusedStep(Step):
         if plan is None or given is None:
             if self.donate:
                 check(self.tx, grads, state, params)
-            plan = self._planned(grads, state, params)
-            self.plan = plan if self.donate else None
+            plan, earlier = self._planned(grads, state, params), self.plans
             given, plan.given = plan.given, []
+            self.plans = (plan, *plan.beside(earlier)) if self.donate else ()
         plan.numbers.read(state)
         _, writes = plan.writes(given, extra)
         writes += plan.numbers.writes()

@@ -117,6 +117,11 @@ class TensorGuard:
         pairs = enumerate(zip(groups, entries, strict=True))
         return grads, [k for k, (group, own) in pairs if own is None or not _same(group, own)]
 
+    def is_beside(self, other: TensorGuard) -> bool:
+        """Whether both check for the same objects, but for other gradients."""
+        mine, its = [(x.objects, x.states, x.values) for x in (self, other)]
+        return self.kinds != other.kinds and _same_parts(mine, its)
+
     def settle(self) -> None:
         """Record the versions of the scalars, after a step has written them."""
         if self.native is not None:
@@ -206,6 +211,12 @@ def _place(x: Tensor) -> int | None:
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two dicts have identical keys and values, in the same order."""
     return _same_objects(a, b) and all(map(is_, a.values(), b.values()))
+
+
+def _same_parts(a: Any, b: Any) -> bool:
+    """Whether two nested tuples have the same objects."""
+    both = type(a) is tuple and type(b) is tuple
+    return a is b or (both and len(a) == len(b) and all(map(_same_parts, a, b)))
 
 
 def _same_objects(a: Any, b: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from functional_optim.core.totals import (
 )
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.group import TensorGroup
+from functional_optim.engine.guards import TensorGuard
 from functional_optim.kernels import watch
 from functional_optim.kernels.interrupts import held
 
@@ -134,12 +135,18 @@ class PlanEntry:
         return zip(chain.from_iterable(keys), chain.from_iterable(values), strict=True)
 
 
+PARKED = 8
+"""Plans of earlier steps that are kept, where other gradients are missing in each step."""
+
+
 class StepPlan:
     """Everything that a step needs but its gradients and numbers.
 
     entries: what is stepped. missing_grad: updates of slots without a gradient. order: the
     measurements that are summed over processes.
     """
+
+    guard: TensorGuard
 
     def __init__(
         self,
@@ -194,6 +201,15 @@ class StepPlan:
         """The native libraries that a step needs, as far as they are known before it."""
         contexts = self._contexts(grads, extra)
         return [one for context in contexts for one in context.wanted()]
+
+    def beside(self, plans: Iterable[Self]) -> tuple[Self, ...]:
+        """Those of some plans that are of the same tensors, with other gradients missing.
+
+        Rules that take batches keep memory for their matrices, so that one plan of them is enough.
+        """
+        if any(x.rule.runs.batched for own in self.entries for x in own.tensors.placements):
+            return ()
+        return tuple([x for x in plans if x.guard.is_beside(self.guard)][:PARKED])
 
     def _contexts(
         self, grads: list[Tensor], extra: dict[str, Any], shared_time: Any = None

@@ -1,0 +1,191 @@
+"""Gradients that are missing by turns: a step takes the plan of an earlier one that is like it, and
+does what a new plan would do, bit for bit."""
+
+import gc
+import random
+import weakref
+
+import pytest
+import torch
+from helpers import assert_same, clone
+
+import functional_optim as fo
+from functional_optim import adapters
+
+SHAPES = [(3, 4), (5,), (), (2, 3), (4, 3)]
+STEPS = 40
+
+
+def composed(lr, **more):
+    clip = fo.clip_by_global_norm(1.0)
+    return fo.chain(clip, fo.adamw(lr, **more), fo.params_ema(0.9))
+
+
+def parted(lr):
+    rules = {"slow": fo.adamw(lr), "fast": fo.sgd(lr, momentum=0.9)}
+    return fo.partition(rules, {"p0": "slow", "*": "fast"})
+
+
+RECIPES = {
+    "adamw": fo.adamw,
+    "sgd": lambda lr: fo.sgd(lr, momentum=0.9, nesterov=True),
+    "composed": composed,
+    "parted": parted,
+    "gated": lambda lr: fo.accumulate(composed(lr), 3),
+    "estimating": lambda lr: fo.prodigy(lr),
+    "measured": lambda lr: fo.monitor(fo.measures.diagnostics, around=fo.nadam(lr)),
+    "each measured": lambda lr: fo.monitor(
+        fo.measures.diagnostics, around=fo.adamw(lr), per_tensor=True
+    ),
+    "packed": lambda lr: fo.stored(fo.adamw(lr), "int8", where="*", seed=3),
+    "matrices": lambda lr: fo.muon_adamw(lr),
+}
+
+
+def tensors(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def named(seed=0):
+    return {f"p{i}": x for i, x in enumerate(tensors(seed))}
+
+
+def optimizer(recipe, **hyper):
+    params = {name: torch.nn.Parameter(x) for name, x in named().items()}
+    return adapters.Optimizer(params.items(), recipe, lr=1e-2, **hyper), [*params.values()]
+
+
+def turns(step, chance):
+    """Which parameters have a gradient: one half, by turns, and in the first steps the first one,
+    too; now and then any."""
+    if chance.random() < 0.1:
+        return [chance.random() < 0.5 for _ in SHAPES]
+    always = step < STEPS // 2
+    return [(i == 0 and always) or i % 2 == step % 2 for i in range(len(SHAPES))]
+
+
+def give(params, step, live):
+    for p, g, one in zip(params, tensors(100 + step), live, strict=True):
+        p.grad = g if one else None
+
+
+def change(opt, params, chance):
+    """Something that somebody does to an optimizer between two steps, or nothing."""
+    what, p = chance.randrange(24), chance.choice(params)
+    mine = opt.state.get(p, {})
+    if what == 0:
+        opt.param_groups[0]["lr"] = 1e-3 * (1 + chance.random())
+    elif what == 1:
+        opt.state.pop(p, None)
+    elif what == 2:
+        opt.load_state_dict(clone(opt.state_dict()))
+    elif what == 3 and "step" in mine:
+        mine["step"].add_(2.0)
+    elif what == 4 and "exp_avg" in mine:
+        mine["exp_avg"] = torch.ones_like(p)
+    elif what == 5:
+        p.data = p.data.clone()
+    elif what == 6 and p.grad is not None:
+        p.grad.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_object_steps_as_with_a_new_plan_each_time(name):
+    ends = []
+    for anew in (True, False):
+        chance = random.Random(3)
+        opt, params = optimizer(RECIPES[name])
+        for step in range(STEPS):
+            give(params, step, turns(step, chance))
+            change(opt, params, chance)
+            if anew:
+                vars(opt).pop("_plan", None)
+            opt.step()
+        ends.append(clone(([p.detach() for p in params], [opt.state[p] for p in params])))
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_compiled_step_is_that_of_a_new_one_each_time(name):
+    tx, ends = RECIPES[name](1e-2), []
+    for anew in (True, False):
+        chance, params = random.Random(5), named()
+        state, step = tx.init(params), fo.compile(tx)
+        for k in range(STEPS):
+            live = turns(k, chance)
+            pairs = zip(named(100 + k).items(), live, strict=True)
+            grads = {key: g if one else None for (key, g), one in pairs}
+            if chance.random() < 0.1:
+                params, state = clone((params, state))
+            step = fo.compile(tx) if anew else step
+            params, state = step(grads, state, params)
+        ends.append((params, state))
+    assert_same(*ends)
+
+
+def test_no_plan_is_made_once_all_turns_were_seen():
+    calls = []
+
+    def label(path, p):
+        calls.append(path)
+        return "slow" if p.dim() else "fast"
+
+    tx = fo.partition({"slow": fo.adamw(1e-2), "fast": fo.sgd(1e-2)}, label)
+    opt, params = optimizer(lambda lr: tx)
+    tree, state, step = named(), tx.init(named()), fo.compile(tx)
+    for k in range(12):
+        if k == 8:
+            calls.clear()
+        live = [i == 0 or i % 3 == k % 3 for i in range(len(SHAPES))]
+        give(params, k, live)
+        opt.step()
+        grads = dict(zip(tree, [p.grad for p in params], strict=True))
+        tree, state = step(grads, state, tree)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["adamw", "estimating"])
+def test_a_count_that_is_written_in_anothers_turn_is_read(name):
+    ends = []
+    for anew in (True, False):
+        opt, params = optimizer(RECIPES[name])
+        for k in range(6):
+            give(params, k, [i % 2 == k % 2 for i in range(len(SHAPES))])
+            if k == 4:  # before a turn of others
+                opt.state[params[1]]["step"].fill_(7.0)
+            if anew:
+                vars(opt).pop("_plan", None)
+            opt.step()
+        ends.append([p.detach() for p in params])
+    assert_same(*ends)
+
+
+def test_a_count_that_is_none_is_refused_in_its_turn():
+    opt, params = optimizer(fo.adamw)
+    for k in range(6):
+        give(params, k, [i % 2 == k % 2 for i in range(len(SHAPES))])
+        if k == 4:
+            params[1].grad, before = params[1].detach().clone(), params[1].detach().clone()
+            opt.state[params[1]]["step"].fill_(-1.0)
+            opt.state[params[3]]["step"].fill_(-1.0)
+        if k == 5:
+            with pytest.raises(ValueError, match="'step' in the state of parameter 'p1' is -1"):
+                opt.step()
+            assert_same(params[1].detach(), before)
+            continue
+        if k != 4:
+            opt.step()
+
+
+def test_a_replaced_state_is_freed():
+    opt, params = optimizer(fo.adamw)
+    for k in range(4):
+        give(params, k, [i % 2 == k % 2 for i in range(len(SHAPES))])
+        opt.step()
+    old = [weakref.ref(opt.state[p]["exp_avg"]) for p in params]
+    opt.load_state_dict(opt.state_dict())
+    opt.state.update({p: clone(opt.state[p]) for p in params})
+    opt.step()
+    gc.collect()
+    assert not any(x() is not None for x in old)
