@@ -167,7 +167,7 @@ def test_masks_fit_odd_trees(params, mask, chosen):
 
 @pytest.mark.filterwarnings("ignore:functional_optim. the pattern 'nothing':UserWarning")
 def test_masks_fit_odd_trees_in_a_traced_step_too(fresh_dynamo):
-    rows = [(optree.tree_map(torch.tensor, params), mask) for params, mask, _ in MASKS[:-1]]
+    rows = [(optree.tree_map(torch.tensor, params), mask) for params, mask, _ in MASKS[:5]]
     links = [fo.masked(fo.scale(10.0), mask) for _, mask in rows]
 
     @torch.compile(backend="eager", fullgraph=True)

@@ -16,7 +16,7 @@ from functional_optim import adapters
 
 pytestmark = needs_gloo
 
-STEPS = 4
+STEPS = 3
 
 SHARDED = {
     "columns": ((3, 5), Shard(1)),

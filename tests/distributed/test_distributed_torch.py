@@ -16,7 +16,7 @@ from functional_optim import adapters
 
 pytestmark = needs_gloo
 
-STEPS = 4
+STEPS = 3
 SAVED = [case for case in DENSE if case.name in ("sgd-momentum", "adamw", "nadam", "asgd")]
 SCALED = ("ddp", "fsdp2", "tp")
 

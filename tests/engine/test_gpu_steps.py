@@ -25,7 +25,7 @@ from functional_optim.kernels.triton_spaces import CONFIGS
 pytestmark = pytest.mark.own_process
 
 SHAPES = [(40, 67), (67,), (67,), (), (0,), (3, 2)]
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,12 @@ from ways import (
 import functional_optim as fo
 from functional_optim import adapters
 
-LATE = (("float64", "scalar", "large"), ("bfloat16", "vector", "matrix"))
+LATE = (
+    ("float64", "scalar", "large", "strided"),
+    ("bfloat16", "vector", "matrix", "pieces"),
+)
 """Sets of tensors that rules take by turns in `make test-full` only: of the same shapes in two
-dtypes, and of one tensor, which is also among those that are together."""
+dtypes, of one tensor, which is also among those that are together, and of other memory."""
 
 
 def by_turns() -> Iterator[Any]:

@@ -92,7 +92,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", some(NUMBERS, 4))
+@pytest.mark.parametrize("name", some(NUMBERS, 0, ["noise", "leafwise, a schedule"]))
 def test_a_number_is_no_reason_to_compile_again(name, graphs):
     counts = []
     for i in range(3):
@@ -128,20 +128,20 @@ def test_any_model_and_any_pattern_of_missing_gradients_is_compiled_once(graphs)
     names, tx = "abc", fo.flatten(fo.sgd(0.5))
     step = fo.compile(tx)
     for _ in range(2):
-        for n, bits in ((1, 7), (2, 7), (2, 0), (2, 1), (2, 2)):
+        for n, bits in ((1, 7), (2, 7), (2, 0), (2, 1)):
             params = {name: torch.zeros(n) for name in names}
             there = {name: bits >> i & 1 for i, name in enumerate(names)}
             grads = {name: torch.ones(n) if there[name] else None for name in names}
             step(grads, tx.init(params), params)
             assert [-2 * params[name][0].item() for name in names] == list(there.values())
-    assert graphs.frame_count == 5
+    assert graphs.frame_count == 4
 
 
 def test_old_graphs_are_forgotten_except_by_steps_that_use_them(graphs, monkeypatch):
     monkeypatch.setattr(graph_step, "MOST", 2)
     params, tx = tree(), fo.flatten(fo.sgd(0.5))
     state, step = tx.init(params), compiled(tx)
-    for each in (tx, fo.flatten(fo.adam(0.5)), tx, noisy(0.1)):
+    for each in (tx, fo.flatten(fo.sgd(0.5, momentum=0.9)), tx, fo.flatten(fo.lion(0.5))):
         stepped(each, True)
         step(params, state, params)
     assert (graphs.frame_count, len(graph_step._shared)) == (3, 2)

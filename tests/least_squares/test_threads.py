@@ -19,7 +19,7 @@ from functional_optim.solvers import programs
 
 pytestmark = pytest.mark.own_process
 
-COUNT = 200
+COUNT = 64
 F64 = {"dtype": torch.float64}
 TIME = torch.linspace(0.1, 2, 12, **F64)
 

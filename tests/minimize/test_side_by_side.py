@@ -46,7 +46,11 @@ def same(a, b):
 
 
 SIZES = [(n, how) for how in WAYS for n in (5, 16, 30)]
-KEPT = [(n, how) for n, how in SIZES if n != 16 or how == {"method": "bfgs"}]
+KEPT = [
+    (n, how)
+    for n, how in SIZES
+    if n == 5 or (n == 16 and how == {"method": "bfgs"}) or (n == 30 and "bounds" not in how)
+]
 
 
 @pytest.mark.parametrize(("n", "how"), some(SIZES, 0, KEPT), ids=str)
@@ -55,13 +59,13 @@ def test_bits_do_not_depend_on_neighbours_order_or_nan(how, n):
     x0, a = starts(37, n)
     a[5] = float("nan")
     a[9] = 1e80
-    how = how if n == 5 else {**how, "maxiter": 25}
+    how = how if n == 5 else {**how, "maxiter": 12}
     whole = fo.minimize(valley, x0, (a,), batched=True, **how)
     order = torch.randperm(37)
     mixed = fo.minimize(valley, x0[order], (a[order],), batched=True, **how)
     good = (order != 5) & (order != 9)
     assert same(rows(mixed, good), rows(whole, order[good]))
-    for i in (0, 8, 36):
+    for i in (0, 8, 36) if n == 5 else (0, 36):
         alone = fo.minimize(valley, x0[i : i + 1], (a[i : i + 1],), batched=True, **how)
         assert same(rows(alone, 0), rows(whole, i))
         if n == 5:
