@@ -168,6 +168,7 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
                 base.check_slot(name, key, slot, p, away=rule.storage.home is not None)
 
 
+@torch.no_grad()
 def discard(optimizer: OptimizerBase, made: Changes) -> None:
     """Take back the changes of a failed step.
 

@@ -85,7 +85,6 @@ def unscale(
             made.append((g, scale))
 
 
-@torch.no_grad()
 def multiply(g: Tensor, factor: Tensor) -> None:
     """Multiply a gradient by a 0-dim tensor, in place."""
     values = g._values() if g.is_sparse else g

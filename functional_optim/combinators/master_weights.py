@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.checkpoint.lookup import get, keys
+from functional_optim.combinators.as_matrix import COMPILED
 from functional_optim.core import base, randomness, sharding
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.cells import WEIGHT_SLOTS, Bfloat16, Compensated, Split
@@ -208,7 +209,9 @@ def _in_object(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
     ends = tuple([f".{slot}" for slot in WEIGHT_SLOTS])
     for group in optimizer.param_groups:
         params = group["params"]
-        for name, p in zip(group.get("param_names") or range(len(params)), params, strict=True):
+        names = [name.replace(COMPILED, "") for name in group.get("param_names") or ()]
+        names += map(str, range(len(names), len(params)))  # for parameters appended later
+        for name, p in zip(names, params, strict=False):
             of_tree = tuple([f"{end}.{name}" for end in ends])
             for owner, mine in ((p, ends), (params[0], of_tree)):
                 for key, x in (optimizer.state.get(owner) or {}).items():

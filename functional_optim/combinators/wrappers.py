@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import Wrapped, chain, each_placement, holds_custom, narrowed
+from functional_optim.core.chain import Wrapped, chain, each_placement, is_custom, narrowed
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import leafwise
 from functional_optim.core.lift import freezes
@@ -106,7 +106,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         tensor([0., 0., 0.])
     """
     base.check_transformation("flatten", tx, "flatten(adam())")
-    known, reads, custom = tx.extra, tx.reads_gradients, holds_custom(tx)
+    known, reads, custom = tx.extra, tx.reads_gradients, is_custom(tx)
 
     def init(params: Any) -> Any:
         flat = Ravel(params)

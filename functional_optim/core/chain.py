@@ -358,9 +358,10 @@ def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
     return tx._seen() if isinstance(tx, Wrapped) else [UNKNOWN]
 
 
-def holds_custom(tx: base.GradientTransformation) -> bool:
-    """Whether a transformation of trees of which no rules are known is in it."""
-    return any(x.rule is UNKNOWN.rule for x in _rules_of(tx))
+def is_custom(tx: base.GradientTransformation) -> bool:
+    """Whether it consists of transformations of trees of which no rules are known."""
+    rules = _rules_of(tx)
+    return bool(rules) and all(x.rule is UNKNOWN.rule for x in rules)
 
 
 def _check_order(parts: Sequence[base.GradientTransformation]) -> None:

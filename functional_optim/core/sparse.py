@@ -10,7 +10,7 @@ from torch import Tensor
 
 from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
 from functional_optim.core.first_slots import init_slots
-from functional_optim.core.numbers import flat_numbers, tensor_of
+from functional_optim.core.numbers import flat_numbers, parts_of, tensor_of
 from functional_optim.core.recording import key_of
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.small import filled, small_shapes
@@ -90,8 +90,9 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
     if found is not None:
         dims = leaf.g.sparse_dim()
         # a closed gate, or a decay of 0, hides that a norm is that of some rows
-        null = tuple([bool(tensor_of(x) == 0) for x in flat_numbers(leaf.numbers)])
-        key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims, null)
+        null = tuple([bool(x == 0) for x in flat_numbers(leaf.numbers)])
+        which = tuple([int(x) for own in leaf.numbers for x in parts_of(own)[0]])
+        key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims, null, which)
         if key not in _apart:
             several = range(len(placements))
             k = next((k for k in several if not _by_rows(placements[: k + 1], leaf, dims)), None)

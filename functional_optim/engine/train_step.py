@@ -412,14 +412,17 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
     return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
 
 
-def _has_tensors(mapping: Mapping[Any, Any]) -> bool:
-    return any(isinstance(x, Tensor) for x in mapping.values())
+def _may_be_cut(x: Any) -> bool:
+    """Whether a leaf of a batch has values of samples that are not cut."""
+    if isinstance(x, Mapping):
+        inside = tree.leaves(list(x.values()))
+        return any(isinstance(y, Tensor) or _may_be_cut(y) for y in inside)
+    return type(x).__name__ == "ndarray" and bool(x.ndim)
 
 
 def _check_batch(leaves: list[Any], parts: int) -> None:
     """Raise ValueError for tensors of other samples, and for tensors in an unknown container."""
-    whole = [x for x in leaves if type(x).__name__ == "ndarray" and x.ndim]
-    whole += [x for x in leaves if isinstance(x, Mapping) and _has_tensors(x)]
+    whole = list(filter(_may_be_cut, leaves))
     if whole:
         raise ValueError(
             f"accumulate={parts} cuts the tensors of a batch, but not those in a "

@@ -6,6 +6,7 @@ Perturbed parameters may be computed when they are read, so that only one is sto
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,10 +88,12 @@ def _called(func: Any, seen: Callable[[Any], Any], args: Any, kwargs: Any) -> An
         RuntimeError: if it writes into such values, which only this call has.
     """
     given: list[Tensor] = []
+    lazy: list[Lazy] = []
 
     def plain(x: Any) -> Any:
         if not isinstance(x, Lazy):
             return x
+        lazy.append(x)
         given.append(seen(x))
         return given[-1]
 
@@ -103,7 +106,14 @@ def _called(func: Any, seen: Callable[[Any], Any], args: Any, kwargs: Any) -> An
             f"{getattr(func, '__name__', func)} writes into a parameter inside the loss, which is "
             "computed again each time that the loss reads it; write into a copy, p.clone()."
         )
+    for x, values, count, now in zip(lazy, given, counts, after, strict=True):
+        if now != count:  # later reads find the rows that an embedding has limited, as in torch
+            x.make = partial(_same, values)
     return found
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def looks(x: Any) -> Any:

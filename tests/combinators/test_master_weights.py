@@ -239,6 +239,20 @@ def test_weights_of_two_dtypes_are_found_and_loaded(recipe):
         assert_close(both[1], both[0], 1e-6)
 
 
+@pytest.mark.parametrize("recipe", ALONE.values(), ids=ALONE)
+def test_weights_of_a_compiled_model_and_of_late_parameters_are_found(recipe):
+    model, late = torch.nn.Linear(2, 1).bfloat16(), torch.nn.Parameter(torch.ones(2))
+    named = [(f"_orig_mod.{name}", p) for name, p in model.named_parameters()]
+    opt = adapters.Optimizer(named, recipe, compile=False)
+    if recipe is ALONE["sgd"]:
+        opt.param_groups[0]["params"].append(late)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    found = fo.full_weights(dict(model.named_parameters()), opt)
+    assert {x.dtype for x in found.values()} == {torch.float32}
+
+
 def test_kinds_are_not_taken_for_each_other():
     params, grads = params_and_grads(1)
     grads = [{k: x.bfloat16() for k, x in grads[0].items()}]

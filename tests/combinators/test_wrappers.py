@@ -213,3 +213,33 @@ def test_pairs_are_scheduled_too():
     plain = fo.adam(0.1, betas=(0.5, 0.99))
     grads = [torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])]
     assert_close(run(tx, torch.zeros(2), grads)[0], run(plain, torch.zeros(2), grads)[0], 1e-12)
+
+
+def custom_tenth():
+    return fo.GradientTransformation(
+        lambda params: (), lambda g, state, p=None: (None if g is None else -0.1 * g, state)
+    )
+
+
+def test_rules_beside_a_custom_part_count_a_step_without_gradients():
+    w, g = torch.zeros(1), torch.ones(1)
+    ends = []
+    for around in (fo.flatten, lambda tx: tx):
+        tx = around(fo.chain(custom_tenth(), fo.adam(0.1)))
+        _, state = tx.update(None, tx.init(w), w)
+        ends.append(tx.update(g, state, w)[0])
+    assert_same(*ends)
+
+
+def test_a_gate_around_a_custom_part_keeps_time_without_gradients():
+    a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    groups = [{"params": [a]}, {"params": [b]}]
+    opt = Optimizer(groups, lambda: fo.flatten(fo.accumulate(custom_tenth(), 2)), compile=False)
+    moved = []
+    for k in range(6):
+        a.grad, b.grad = torch.ones(1), None if k == 1 else torch.ones(1)
+        before = a.detach().clone(), b.detach().clone()
+        opt.step()
+        moved.append((bool(a != before[0]), bool(b != before[1])))
+    assert [x for x, _ in moved] == [False, True] * 3
+    assert [y for _, y in moved][2:] == [False, True] * 2

@@ -237,6 +237,30 @@ def test_a_first_step_that_changes_nothing_does_not_let_later_ones_pass(case):
         tx.update(torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (4, 2)), state, w)
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_each_variant_of_a_rule_is_asked(step):
+    def rows(u, slots, p):
+        return -0.1 * u, slots
+
+    def mixed(u, slots, p):
+        return -0.1 * u.sort(0).values, slots
+
+    runs = fo.Runs(choose=lambda t: fo.numeric.where(t > 1, 1, 0))
+    tx = fo.leafwise(None, (rows, mixed), runs=runs, name=f"mixed from {step}")
+    g, w = torch.sparse_coo_tensor([[1, 3]], torch.ones(2, 2), (5, 2)), torch.ones(5, 2)
+    state = tx.init(w)._replace(step=torch.tensor(step))
+    if step == 0:
+        _, state = tx.update(g, state, w)
+    with pytest.raises(RuntimeError, match="does not take sparse gradients"):
+        tx.update(g, state, w)
+
+
+def test_a_large_number_does_not_hinder_a_sparse_gradient():
+    tx = fo.leafwise(None, lambda u, slots, p, n: (u, slots), lambda t: (2**70,), name="large")
+    g, w = torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (5, 2)), torch.ones(5, 2)
+    assert_same(tx.update(g, tx.init(w), w)[0].to_dense(), g.to_dense())
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_rule_that_must_see_all_rows_refuses_some_of_them(name, way):

@@ -22,9 +22,11 @@ def loss_fn(p, *batch):
     [
         ((X, Y, WEIGHTS), "tensors with 4 and 8 elements along it; close over"),
         ((UserDict(x=X, y=Y),), "those in a UserDict; pass a dict of tensors"),
+        ((UserDict(x=X.numpy(), y=1.0), Y), "those in a UserDict; pass a dict of tensors"),
+        ((UserDict(x=UserDict(x=[X])), Y), "those in a UserDict; pass a dict of tensors"),
         ((X, Y, WEIGHTS.numpy()), "those in a ndarray; pass a dict of tensors"),
     ],
-    ids=["a weight for each output", "a mapping", "an array"],
+    ids=["a weight for each output", "a mapping", "its array", "one in another", "an array"],
 )
 def test_a_batch_that_micro_batches_would_not_share_is_refused(batch, says):
     """Weights of outputs were cut with the samples, and an unknown mapping was in each part."""

@@ -164,6 +164,23 @@ def test_an_embedding_may_limit_the_norms_of_the_rows_that_it_reads(est):
     assert_same(found(lambda w: w), found(torch.clone))
 
 
+@pytest.mark.parametrize("est", [fo.mezo(), fo.spsa(batched=False)], ids=lambda e: e.name)
+def test_later_reads_of_an_embedding_find_its_limited_rows(est):
+    """As with a head that is tied to it."""
+    ids = torch.tensor([0, 2])
+
+    def found(of):
+        params = {"w": torch.arange(6.0).view(3, 2)}
+
+        def loss(p):
+            w = of(p["w"])
+            return (F.embedding(ids, w, max_norm=0.5) @ w.T).square().sum()
+
+        return est.value_and_grad(loss)(est.init(params, seed=0), params)[:2]
+
+    assert_same(found(lambda w: w), found(torch.clone))
+
+
 READ_BELOW_PYTHON = {
     "vmap": lambda w: torch.vmap(cubes)(w).sum(),
     "grad": lambda w: torch.func.grad(cubes)(w).sum(),
