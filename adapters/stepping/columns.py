@@ -26,6 +26,9 @@ def owned(x: Tensor) -> Tensor:
     return x.detach().clone().reshape(1)[0]
 
 
+VECTORS = 16
+"""The most vectors that are written one by one; each takes half a microsecond."""
+
 EXACT = 1 << 24
 """The largest integer up to which float32 is exact."""
 
@@ -48,33 +51,34 @@ class Column:
         self.captured = captured and found[0].device.type != "cpu"
         self.tensors: list[Tensor] = found
         self.ours = all(x._base is not None or x.is_inference() for x in found)
-        vector = _vector_of(found)
-        if vector is not None:  # of an earlier plan, which stays valid
-            self.tensors = [vector]
-        elif self.ours:
-            self._hand_out(torch.stack([x.to(found[0].device) for x in found]))
+        if self.ours:
+            self.tensors, rest = _in_vectors(found)
+            if rest:
+                self._hand_out(torch.stack([found[i].to(found[0].device) for i in rest]), rest)
         self.here = found[0].device.type == "cpu"
         self.known: float | None = None if self.captured else value
         self.moved = False
 
-    def _hand_out(self, vector: Tensor) -> None:
-        for i, state in enumerate(self.states):
-            state[self.key] = vector[i]
-        self.tensors = [vector]
+    def _hand_out(self, vector: Tensor, places: Sequence[int]) -> None:
+        for i, x in zip(places, vector.unbind(), strict=True):
+            self.states[i][self.key] = x
+        self.tensors.append(vector)
 
     def writes(self, value: Any) -> list[Write]:
         """The write of one value to all: on its device, and in float64 if float32 is not exact."""
-        first = self.tensors[0]
+        first, count = self.tensors[0], len(self.states)
         if self.ours and isinstance(value, Tensor):
             if value.device != first.device:
-                return [partial(self._replace, torch.empty_like(first, device=value.device), value)]
+                vector = first.new_empty(count, device=value.device)
+                return [partial(self._replace, vector, value)]
         elif self.ours and self.key == "step" and value >= EXACT and first.dtype is torch.float32:
-            return [partial(self._replace, first.double(), value)]
+            return [partial(self._replace, first.new_empty(count, dtype=torch.float64), value)]
         return list(map(filling, self.tensors, repeat(value)))
 
     def _replace(self, vector: Tensor, value: Any) -> None:
         """Hold a value in another vector."""
-        self._hand_out(vector.fill_(value))
+        self.tensors = []
+        self._hand_out(vector.fill_(value), range(len(vector)))
         self.here = vector.device.type == "cpu"
         self.moved = True
 
@@ -106,13 +110,34 @@ class Column:
         return numeric.float64(first) if self.known is None else self.known
 
 
-def _vector_of(scalars: Sequence[Tensor]) -> Tensor | None:
-    """The vector whose elements these are, one by one; None if there is none."""
-    base = scalars[0]._base
-    if base is None or base.shape != (len(scalars),) or base.is_inference():
-        return None
-    places = [x.storage_offset() if x._base is base else -1 for x in scalars]
-    return base if base.stride() == (1,) and places == [*range(len(scalars))] else None
+def _in_vectors(scalars: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """The vectors of which all elements are among some scalars, and the indices of other scalars.
+
+    They stay, and so the plans of other steps that write them stay valid. If there are too many of
+    them, all scalars are others.
+    """
+    parts: dict[int, list[int]] = {}
+    for i, x in enumerate(scalars):
+        parts.setdefault(id(x._base), []).append(i)
+    whole: list[Tensor] = []
+    rest: list[int] = []
+    for places in parts.values():
+        base = scalars[places[0]]._base
+        offsets = {scalars[i].storage_offset() for i in places}
+        if (
+            base is not None
+            and base.dim() == 1
+            and offsets == {*range(len(base))}
+            and len(places) == len(base)
+            and base.stride() == (1,)
+            and not base.is_inference()
+        ):
+            whole.append(base)
+        else:
+            rest += places
+    if len(whole) > VECTORS:
+        return [], [*range(len(scalars))]
+    return whole, rest
 
 
 class Readings:

@@ -157,6 +157,7 @@ class ParamEntry(PlanEntry):
                 return False
         if self.step is not None and self.step.tensors:
             self.done = self.step.read()
+            self.fill = self.step.fill() if not self.columns else None
         elif self.first is None:
             self.done = done
         return 0 <= self.done < math.inf
@@ -281,6 +282,8 @@ class OptimizerPlan(StepPlan):
         self.others: tuple[OptimizerPlan, ...] = ()
         if last is not None:
             self.others = self.beside((last, *last.others))
+            for plan in (last, *self.others):
+                plan.others = ()
 
     @property
     def driven(self) -> bool:
@@ -326,16 +329,20 @@ class OptimizerPlan(StepPlan):
         every = [*steps, *[column for entry in self.entries for column in entry.every]]
         if self.trees or not all(column.here for column in every):
             return None
+        self.guard.settle()
+        grads = self.gradients(optimizer)
+        if grads is None:
+            return None
         if self.done is not None:
-            keys, states = ("step", STEPS), self.guard.states
-            counts = [float(mine[key]) for mine in states for key in keys if key in mine]
-            self.done = max(counts, default=0.0)
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            states = [optimizer.state.get(p, {}) for p in params]
+            counts = [mine[key] for mine in states for key in ("step", STEPS) if key in mine]
+            self.done = max(map(float, counts), default=0.0)
         if not all(entry.recount(self.done or 0.0) for entry in self.entries):
             return None
         if self.done is not None and self.steps is None and self.done > self._ahead():
             return None
-        self.guard.settle()
-        return self.gradients(optimizer)
+        return grads
 
     def _ahead(self) -> float:
         """The largest step count of its parameters."""

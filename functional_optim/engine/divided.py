@@ -33,6 +33,8 @@ BUCKET = 1 << 23
 class DividedExecutor(KernelExecutor):
     """DTensors on a CPU that one mesh dimension shards along their first dimension."""
 
+    keeps_memory = True
+
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
         self.spec: Any = self.params[0]

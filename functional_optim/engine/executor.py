@@ -58,6 +58,9 @@ class Executor:
     through_memory: ClassVar[bool] = False
     """Whether parameters are written past autograd, so that their versions must be raised."""
 
+    keeps_memory: ClassVar[bool] = False
+    """Whether it keeps memory of the size of its tensors from one step to the next."""
+
     skips: ClassVar[bool] = False
     """Whether a scalar on the device can skip a step."""
 

@@ -205,11 +205,13 @@ class StepPlan:
     def beside(self, plans: Iterable[Self]) -> tuple[Self, ...]:
         """Those of some plans that are of the same tensors, with other gradients missing.
 
-        Rules that take batches keep memory for their matrices, so that one plan of them is enough.
+        None whose executors keep memory for their matrices: one plan of these is enough.
         """
-        if any(x.rule.runs.batched for own in self.entries for x in own.tensors.placements):
-            return ()
-        return tuple([x for x in plans if x.guard.is_beside(self.guard)][:PARKED])
+        found = [x for x in plans if not x._keeps_memory() and x.guard.is_beside(self.guard)]
+        return tuple(found[:PARKED])
+
+    def _keeps_memory(self) -> bool:
+        return any(x.keeps_memory for own in self.entries for x in own.tensors.executors)
 
     def _contexts(
         self, grads: list[Tensor], extra: dict[str, Any], shared_time: Any = None

@@ -64,6 +64,7 @@ class ProductExecutor(Executor):
     kernels are native or Triton's."""
 
     through_memory = True
+    keeps_memory = True
 
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)

@@ -11,6 +11,8 @@ from helpers import assert_same, clone
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.adapters.stepping.plan import OptimizerPlan
+from functional_optim.engine.plan import PARKED
 
 SHAPES = [(3, 4), (5,), (), (2, 3), (4, 3)]
 STEPS = 40
@@ -124,7 +126,16 @@ def test_a_compiled_step_is_that_of_a_new_one_each_time(name):
     assert_same(*ends)
 
 
-def test_no_plan_is_made_once_all_turns_were_seen():
+TURNS = {
+    "a trunk and heads": [(0, 1, 2), (0, 1, 3), (0, 4)],
+    "two of three": [(0, 1), (0, 2), (1, 2)],
+    "neighbours": [(0, 1), (1, 2), (2, 3), (3, 0)],
+    "nested": [(0,), (0, 1), (0, 1, 2)],
+}
+
+
+@pytest.mark.parametrize("every", TURNS.values(), ids=TURNS)
+def test_no_plan_is_made_once_all_turns_were_seen(every):
     calls = []
 
     def label(path, p):
@@ -134,10 +145,10 @@ def test_no_plan_is_made_once_all_turns_were_seen():
     tx = fo.partition({"slow": fo.adamw(1e-2), "fast": fo.sgd(1e-2)}, label)
     opt, params = optimizer(lambda lr: tx)
     tree, state, step = named(), tx.init(named()), fo.compile(tx)
-    for k in range(12):
-        if k == 8:
+    for k in range(32):
+        if k == 24:
             calls.clear()
-        live = [i == 0 or i % 3 == k % 3 for i in range(len(SHAPES))]
+        live = [i in every[k % len(every)] for i in range(len(SHAPES))]
         give(params, k, live)
         opt.step()
         grads = dict(zip(tree, [p.grad for p in params], strict=True))
@@ -176,6 +187,28 @@ def test_a_count_that_is_none_is_refused_in_its_turn():
             continue
         if k != 4:
             opt.step()
+
+
+def test_few_plans_are_kept():
+    opt, params = optimizer(fo.adamw)
+    chance = random.Random(0)
+    for k in range(60):
+        give(params, k, [chance.random() < 0.5 for _ in SHAPES])
+        opt.step()
+    gc.collect()
+    assert sum(type(x) is OptimizerPlan for x in gc.get_objects()) <= 1 + PARKED
+
+
+def test_entries_of_a_state_that_are_no_parameters_count_no_steps():
+    ends = []
+    for more in ({}, {"scheduler": {"step": 1000}, "epoch": 3}):
+        opt, params = optimizer(RECIPES["estimating"])
+        opt.state.update(more)
+        for k in range(8):
+            give(params, k, [i % 2 == k % 2 for i in range(len(SHAPES))])
+            opt.step()
+        ends.append([p.detach() for p in params])
+    assert_same(*ends)
 
 
 def test_a_replaced_state_is_freed():
