@@ -206,16 +206,17 @@ def full_weights(params: Any, state: Any) -> Any:
 def _in_object(optimizer: torch.optim.Optimizer) -> dict[Tensor, Tensor]:
     """What an optimizer object keeps of each weight: with it, or in the tree of its group."""
     found: dict[Tensor, Tensor] = {}
-    ends = tuple([f".{slot}" for slot in WEIGHT_SLOTS])
     for group in optimizer.param_groups:
         params = group["params"]
         names = [name.replace(COMPILED, "") for name in group.get("param_names") or ()]
         names += map(str, range(len(names), len(params)))  # for parameters appended later
-        for name, p in zip(names, params, strict=False):
-            of_tree = tuple([f"{end}.{name}" for end in ends])
-            for owner, mine in ((p, ends), (params[0], of_tree)):
-                for key, x in (optimizer.state.get(owner) or {}).items():
-                    if f".{key}".endswith(mine):
+        known = dict(zip(names, params, strict=False))
+        for owner in params:
+            for key, x in (optimizer.state.get(owner) or {}).items():
+                for slot in WEIGHT_SLOTS:
+                    _, there, name = f".{key}.".partition(f".{slot}.")
+                    p = known.get(name[:-1]) if name else owner
+                    if there and p is not None:
                         found.setdefault(p, x)  # snapshots come after it
     return found
 

@@ -53,7 +53,7 @@ def _in_a_fork() -> None:
     global _lock
     _lock = threading.RLock()
     begun = set(_pending.values())
-    _pending.clear()  # also if a lock is being taken, and cannot be closed
+    _pending.clear()
     for pending in begun:
         pending.locks.close()
 
