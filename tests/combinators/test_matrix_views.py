@@ -86,32 +86,6 @@ def test_a_summary_says_how_each_parameter_is_seen():
     assert seen == {"conv": "(4, 6)", "experts": "2 × (4, 3)", "w": ""}
 
 
-WRONG: dict[str, Any] = {
-    "either views or other": lambda: fo.as_matrix(fo.muon(), views={}, split=3),
-    "'batch', 'tensor' or 'auto' as kernel": lambda: fo.as_matrix(fo.muon(), kernel="x"),
-    "stack=True": lambda: fo.as_matrix(fo.muon(), stack=3),
-    "heads or split": lambda: fo.as_matrix(fo.soap(), kernel="tensor", split=3),
-    "up to 5 dimensions": lambda: fo.as_matrix(fo.soap(), kernel="auto").init(torch.zeros([2] * 6)),
-    "takes for views a dict": lambda: fo.soap(views={"w": {"stacked": True}}),
-    "a model without a parameter": lambda: adapters.SOAP([torch.ones(2, 2)], views=nn.Linear(2, 2)),
-    "target_parameter_dimensionality": lambda: fo.shampoo(target_parameter_dimensionality=0),
-    "a kernel cannot be a 'tensor'": lambda: fo.psgd_kron(views={"w": {"kernel": "tensor"}}),
-    "SOAP takes for views a dict": lambda: adapters.SOAP(nn.Linear(2, 2), views=["stack"]),
-    "matrix_views takes for views a dict": lambda: fo.matrix_views(nn.Linear(2, 2), {0: {}}),
-    "takes a torch.nn.Module": lambda: fo.matrix_views({}),
-    "the parameter 'a' of shape \\(6, 2\\) has 6": lambda: fo.soap(views={"a": {"split": 5}}).init(
-        {"a": torch.zeros(6, 2)}
-    ),
-    "optimize Tensors": lambda: adapters.SOAP([1, 2], views=nn.Linear(2, 2)),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_what_cannot_be_is_refused(message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        WRONG[message]()
-
-
 def update_once(tx: Any, w: Tensor, g: Tensor) -> Tensor:
     return tx.update({"w": g}, tx.init({"w": w}), {"w": w})[0]["w"]
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
+from odd_rules import packed
 from torch import Tensor, nn
 
 import functional_optim as fo
-from functional_optim import adapters, schedules
+from functional_optim import adapters
 from functional_optim.measures import Measure
 
 W = torch.ones(2)
@@ -24,8 +25,7 @@ MATRIX = torch.ones(12, 4)
 NAN, MEAN = math.nan, fo.trace(0.9)
 BASIS = fo.shampoo_basis()
 HALF = {"w": W.bfloat16()}
-s = schedules
-flat = s.constant(1)
+flat = fo.schedules.constant(1)
 
 
 def stepped(tx: Any, grads: Any = W, params: Any = W, **extra: Any) -> None:
@@ -78,17 +78,24 @@ def total(params: Any) -> Any:
     return params["w"].sum()
 
 
+def times(u: Any, slots: Any, p: Any, a: Any) -> Any:
+    return a * u, slots
+
+
 train = fo.compile_train_step
+mine = partial(fo.leafwise, name="mine")
 qk_clip = partial(fo.qk_clip, torch.ones(8, 5), torch.ones(8, 5))
 split = partial(fo.as_matrix, fo.muon())
 parts = {"slow": fo.sgd(0.1), "fast": fo.adam(0.1)}
 tied = {"*.b": "slow", "*": "fast"}
 two_rates = r"it would go uphill\. Leave one out: adam\(lr\)"
+leafwise = ".* but got a Leafwise"
+LONE = fo.GradientTransformation(lambda params: (), lambda grads, state, params: grads)
 
 NUMBERS: list[Any] = [
     # algorithms
     (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
-    (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
+    (lambda: fo.sgd(W), r"Tensor lr must be 1-element.*shape \(2,\); for several rates at once"),
     (lambda: observed(torch.ones(1)), "an estimate like the parameters, .* but got"),
     (lambda: observed({"w": W}), "an estimate like the parameters, .* but got"),
     (lambda: fo.masked(fo.sgd(), W).init(W), r"mask gives tensor\(.*; it must be one of True, Fa"),
@@ -152,6 +159,7 @@ NUMBERS: list[Any] = [
     ),
     (lambda: fo.shampoo_basis(refresh="x"), "takes 'together' or 'spread' as refresh, but got 'x'"),
     (lambda: fo.shampoo_basis(precondition_frequency=0), "a whole number of 1 or more"),
+    (lambda: fo.soap(precondition_frequency=1.5), "a whole number of 1 or more, but got 1.5"),
     (lambda: fo.shampoo_basis(1.0), "Invalid shampoo_beta value: 1.0"),
     (lambda: fo.shampoo_basis(max_precond_dim=0), "1 or more for max_precond_dim"),
     (lambda: fo.soap().init(torch.ones(2, 2, 2)), "which may be a stack of 2 matrices"),
@@ -170,6 +178,12 @@ NUMBERS: list[Any] = [
     (lambda: fo.mup({"w": MATRIX}, {"w": W}), r"different dimensions for 'w'"),
     (lambda: fo.mup({"w": torch.ones(2, 2, 2)}, {"w": torch.ones(1, 1, 1)}), "but 'w' has 3"),
     (lambda: fo.mup({"w": W}, {"w": W}, rule="x"), "takes 'adam' or 'sgd' as rule, but got 'x'"),
+    (lambda: fo.projections.box(PARAMS, 2.0, 1.0), "box needs an upper of at least 2.0, but"),
+    (lambda: fo.projections.simplex(PARAMS, -1.0), "simplex needs a scale above 0, but got -1"),
+    (lambda: fo.projections.l2_ball(PARAMS, 0), "l2_ball needs a scale above 0"),
+    (lambda: fo.projections.l2_sphere(PARAMS, -1), "l2_sphere needs a scale above 0"),
+    (lambda: fo.projections.l1_ball(PARAMS, math.nan), "l1_ball needs a scale above 0"),
+    (lambda: fo.projections.l1_sphere(PARAMS, -1), "l1_sphere needs a scale above 0"),
     # combinators
     (lambda: fo.accumulate(fo.sgd(0.1), every=W[0] - 1), "1 or more for every, but got 0"),
     (lambda: fo.accumulate(fo.sgd(0.1), every=True), "1 or more for every, but got True"),
@@ -196,7 +210,15 @@ NUMBERS: list[Any] = [
         lambda: fo.partition({"x": fo.adam()}, lambda path, p: "y").init(PARAMS),
         "gives 'y' for the leaf 'b'",
     ),
-    (lambda: split(kernel="x"), "'tensor' or 'auto' as kernel, but got 'x'"),
+    (lambda: split(kernel="x"), "'batch', 'tensor' or 'auto' as kernel, but got 'x'"),
+    (lambda: split(views={}, split=3), "either views or other"),
+    (lambda: split(stack=3), "stack=True"),
+    (lambda: fo.as_matrix(fo.soap(), kernel="tensor", split=3), "heads or split"),
+    (lambda: fo.as_matrix(fo.soap(), kernel="auto").init(torch.ones([2] * 6)), "up to 5 dim"),
+    (lambda: fo.soap(views={"w": {"split": 5}}).init(PARAMS), r"'w' of shape \(3, 4\) has 3"),
+    (lambda: fo.shampoo(target_parameter_dimensionality=0), "target_parameter_dimensionality"),
+    (lambda: fo.psgd_kron(views={"w": {"kernel": "tensor"}}), "a kernel cannot be a 'tensor'"),
+    (lambda: adapters.SOAP([MATRIX], views=model()), "a model without a parameter"),
     (lambda: split(orientation="x"), "'out_in' or 'in_out' as orientation, but got 'x'"),
     (lambda: split(heads=0), "for heads a number of 1 or more"),
     (lambda: split(split=()), "for split a number of 1 or more"),
@@ -272,53 +294,17 @@ NUMBERS: list[Any] = [
     (lambda: turning(hyper={"turn": 1.0}), "called turn that is no hyperparameter"),
     (lambda: turning(turns=None), "takes a turn, but there are no turns"),
     (lambda: turning(absent=lambda slots: slots), "has `absent` and turns"),
-    (lambda: fo.leafwise(None, walk, runs=fo.Runs(turns=2), name="mine"), "turns=2 and no choose"),
+    (lambda: mine(None, walk, runs=fo.Runs(turns=2)), "turns=2 and no choose"),
+    (lambda: mine(None, (walk, walk)), "2 variants of update and no choose"),
+    (lambda: mine(None, walk, runs=fo.Runs(choose=lambda t: 0)), "1 variants of update and choose"),
+    (lambda: mine(None, walk, runs=fo.Runs(absent=lambda slots: slots)), "shared=True"),
+    (lambda: mine(Slots, walk, storage=fo.Storage(codecs={"m": 0})), "codec for m, .* momentum_b"),
     (lambda: stepped(turning(choose=lambda t, *, turn: turn + 1)), "returned 2; .* from 0 to 1"),
-    # estimators
-    *[
-        (lambda make=make, x=x: make().init(x), "got a tree without parameters")
-        for make in (fo.spsa, fo.mezo, fo.es_gradient, fo.forward_gradient)
-        for x in ({}, {"w": None})
-    ],
-    # schedules
-    (lambda: s.linear(0.0, 1.0, 0), "linear needs transition_steps of at least 1.* 0"),
-    (lambda: s.linear(0, 1, 5, -1), "transition_begin of at least 0, but got -1"),
-    (lambda: s.polynomial(0, 1, 0.0, 5), "polynomial needs a positive power, but got 0.0"),
-    (lambda: s.polynomial(0, 1, 2, 0), "polynomial needs transition_steps of at least 1"),
-    (lambda: s.cosine(1.0, -3), "cosine_decay needs decay_steps .* 1, but got -3"),
-    (lambda: s.cosine_decay(1, 5, exponent=0), "cosine_decay needs a positive exponent"),
-    (lambda: s.exponential_decay(1, 0, 0.5), "exponential_decay needs transition_steps of"),
-    (lambda: s.exponential_decay(1, 5, 0.0), "needs a positive decay_rate, but got 0.0"),
-    (lambda: s.exponential_decay(1, 5, 0.5, -2), "transition_begin of at least 0"),
-    (lambda: s.piecewise_constant(1, {-1: 0.5}), "boundaries of at least 0, but got -1"),
-    (lambda: s.piecewise_constant(1, {1: -0.5}), "scales of at least 0, but got -0.5"),
-    (lambda: s.piecewise_interpolate("cubic", 1), "'cosine' as interpolate_type, but got 'cubic'"),
-    (lambda: s.piecewise_interpolate("linear", 1, {2: -1}), "scales of at least 0"),
-    (lambda: s.linear_onecycle(0, 1), "linear_onecycle needs transition_steps of at least"),
-    (lambda: s.linear_onecycle(9, 1, 0.9), "pct_start=0.9, pct_final=0.85"),
-    (lambda: s.linear_onecycle(9, 1, div_factor=0), "a positive div_factor, but got 0"),
-    (lambda: s.cosine_onecycle(9, 1, 1.5), r"a pct_start in \[0, 1\], but got 1.5"),
-    (lambda: s.cosine_onecycle(9, 1, final_div_factor=-1), "a positive final_div_factor"),
-    (lambda: s.sgdr([]), "sgdr needs at least one cycle, but got none"),
-    (lambda: s.warmup(flat, -1), "warmup needs warmup_steps of at least 0"),
-    (lambda: s.warmup(flat, 5, kind="fast"), "'exponential' as kind, but got 'fast'"),
-    (lambda: s.warmup(flat, 5, 0, "exponential"), "a positive init_value"),
-    (lambda: s.warmup_constant(0, 1, -1), "warmup_constant needs warmup_steps of at least 0"),
-    (lambda: s.warmup_cosine_decay(0, 1, 9, 9), "0 <= warmup_steps < decay_steps"),
-    (lambda: s.warmup_cosine_decay(0, 1, 1, 9, exponent=0), "a positive exponent"),
-    (lambda: s.warmup_exponential_decay(0, 1, -1, 5, 0.5), "warmup_steps of at least 0"),
-    (lambda: s.warmup_stable_decay(0, 1, 5, -1, 5), "stable_steps of at least 0"),
-    (lambda: s.warmup_stable_decay(0, 1, 5, 5, 0), "decay_steps of at least 1"),
-    (lambda: s.warmup_stable_decay(0, 1, 5, 5, 5, kind="sqrt"), "'1-sqrt' as kind, but got 'sqrt'"),
-    (lambda: s.inverse_square_root(1, 0), "inverse_square_root needs warmup_steps of at"),
-    (lambda: s.join([], []), "one boundary fewer than schedules, but got 0 schedules and 0"),
-    (lambda: s.join([flat] * 3, [5, 4]), r"in rising order, but got \[5, 4\]"),
-    (lambda: s.join([flat] * 2, [-5]), r"of at least 0 in rising .* got \[-5\]"),
 ]
 
 KINDS: list[Any] = [
     # what is no number
-    (lambda: fo.adamw("fast"), "number, a 0-dim tensor or a schedule as lr, but got 'fast'"),
+    (lambda: fo.adamw("x"), "adamw takes a number, a 0-dim tensor or a schedule as lr, .* got 'x'"),
     (lambda: fo.sgd([0.1, 0.2]), "sgd takes a number, .* a schedule as lr, but got a list"),
     (lambda: fo.gpa(fo.sgd(), 1j), "gpa takes .* as train_interp_coeff, but got a complex"),
     (lambda: fo.sgd(torch.half), "sgd takes a number, .* a schedule as lr, but got a dtype"),
@@ -327,19 +313,12 @@ KINDS: list[Any] = [
     (lambda: stepped(fo.reduce_on_plateau(), value=1j), "one number as its value, .* a complex"),
     (lambda: fo.get(fo.sgd().init(W), 0), "get takes names, but got 0; pass strings"),
     (lambda: stepped(fo.sgd(), params=fo.sgd()), "expected a tree of parameters, but got a Leaf"),
-    (lambda: s.join(flat, [3]), "join takes a list as schedules, but got "),
-    (lambda: s.constant(W), r"constant takes a number or .* got a Tensor of shape \(2,\)"),
-    (lambda: fo.estimators.gauss_newton_bartlett(W), "takes a logits function first, but got"),
-    (lambda: fo.estimators.replay(fo.estimators.mezo(), None, W, []), "replay takes a transfo"),
-    (lambda: fo.estimators.replay(fo.estimators.mezo(), fo.sgd(), W, [W]), "the states of an est"),
     (lambda: rule(3), "name of a rule must be a string, but got 3"),
     (lambda: fo.leafwise(None, walk, carry=(0.0,), name="x"), "carry of the rule 'x' must be a Na"),
     (lambda: fo.partition(W, {"*": "a"}), "a dict from labels to transformations, but got a Tens"),
     (lambda: fo.sgd(fo.scale(0.1)), "or a schedule as lr, but got a Leafwise"),
     (lambda: fo.clip_by_global_norm(None), "takes a number, .* as max_norm"),
     (lambda: fo.skip_large_updates(fo.sgd(0.1), "1"), "takes a number, .* as max_norm"),
-    (lambda: fo.search.one_plus_one(fo.adamw()), "a 0-dim tensor as sigma, but got a Leafwise"),
-    (lambda: fo.estimators.spsa(fo.sgd(0.1)), "or a schedule as c, but got a Leafwise"),
     (lambda: fo.orthogonalize(eps=None), "takes a number.* but got None"),
     (lambda: fo.scale_by_schedule(0.1), r"a function of the step count, but got 0\.1; use scale"),
     (lambda: fo.scale(torch.ones(3)), r"as factor, but got a Tensor of shape \(3,\)"),
@@ -357,17 +336,73 @@ KINDS: list[Any] = [
     (lambda: fo.layerwise_decay([W], 0.5), "names in the order of the layers"),
     (lambda: fo.muon_adamw(views={"*.qkv": 3}), "takes for views a dict from path patterns"),
     (lambda: fo.muon_adamw(views={"*.qkv": {"spilt": 3}}), "spilt"),
+    (lambda: fo.soap(views={"w": {"stacked": True}}), "takes for views a dict"),
+    (lambda: adapters.SOAP(model(), views=["stack"]), "SOAP takes for views a dict"),
+    (lambda: fo.matrix_views(model(), {0: {}}), "matrix_views takes for views a dict"),
+    (lambda: fo.matrix_views({}), "takes a torch.nn.Module"),
+    (lambda: adapters.SOAP([1, 2], views=model()), "optimize Tensors"),
     (lambda: fo.stored(fo.adam(), 8), "needs a storage format"),
     (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),
+    (lambda: fo.slot_dtypes(packed(), **{"exp_avg.scale": torch.float64}), "which a codec stores"),
     (lambda: fo.offload(fo.adam(), 3), 'takes "cpu" or a folder, but got a int'),
     (lambda: fo.soap().init(torch.ones(2, dtype=torch.complex64)), "takes real parameters"),
+    # what is no function of these arguments
+    (lambda: fo.sgd(lambda: 0.1), "a schedule as lr, a function of the number of"),
+    (lambda: fo.chain(fo.adamw(lambda a, b: 0.1)), "does not take one argument"),
+    (lambda: fo.scale_by_schedule(lambda: 0.1), "scale_by_schedule takes a schedule as"),
+    (lambda: fo.conditionally_mask(fo.sgd(), lambda: True), "as condition, a func"),
+    (lambda: fo.accumulate(fo.sgd(), lambda: 4), "accumulate takes a schedule as every"),
+    (lambda: fo.with_schedule(fo.sgd, lr=lambda: 1.0), "with_schedule takes a schedule"),
+    (lambda: fo.with_schedule(lambda lr: None, lr=flat).init(W), "with_schedule returned a None"),
+    (lambda: mine(None, 3), r"the rule 'mine' needs update, a function \(u, slots, p"),
+    (lambda: mine(None, None), "but got None"),
+    (lambda: mine(3, walk), "init of the rule 'mine' must be a function or None"),
+    (lambda: mine(lambda: 3, walk), "called with one argument, the parameter; write"),
+    (lambda: mine(None, times, reduce=3), "reduce of the rule 'mine' must be a func"),
+    (lambda: mine(None, times, lambda: (1.0,)), r"write scalars\(t, \*, lr\)"),
+    (lambda: mine(None, times, hyper=[1.0]), "must be a dict from names to"),
+    (lambda: mine(None, walk, flat=False), "argument flat for the rule 'mine'; leave it out"),
+    (lambda: mine(None, walk, elementwis=False), "argument elementwis .*check the spelling"),
+    (lambda: stepped(mine(None, walk)), r"update\(u, slots, p"),
+    (lambda: stepped(mine(None, times)), "with 0 scalars"),
+    (lambda: stepped(mine(None, times, lambda t: (1.0, 1.0))), "with 2 scalars"),
+    (lambda: stepped(mine(None, times, lambda t: 1)), "scalars .* 'mine' must return a tuple"),
+    (lambda: stepped(mine(None, times, lambda t: (W,))), r"returned a tensor of shape \(2,\);"),
+    (
+        lambda: stepped(mine(None, times, lambda t, *, b: (b,), hyper={"a": 1.0})),
+        "hyper lists a, which scalars does not take",
+    ),
+    (lambda: stepped(fo.chain(LONE, fo.sgd())), "in this chain returned a Tensor; return a pair"),
+    (
+        lambda: stepped(fo.keep_params_in(lambda x: 3)),
+        r"the projection of keep_params_in returned 3 for a tensor of shape \(2,\)",
+    ),
+    (lambda: fo.keep_params_in(fo.projections.box, lower=0.0), "the arguments lower, but"),
+    (lambda: fo.metropolis(lambda p: p), r"noise\), but got a function of other argum"),
+    # what is no tree, no matrix and no number
+    (lambda: fo.monitor(3), "a dict from names to measures, but got 3"),
+    (lambda: fo.named_chain((1, fo.sgd())), "pairs of a name and a transformation"),
+    (lambda: fo.partition({"a": fo.sgd()}, None), "labels must not be None"),
+    (lambda: fo.masked(fo.sgd, "w"), "masked takes a transformation, but got a func"),
+    (lambda: fo.stored(fo.adam, "int8"), r"call the factory, e.g. stored\(adam\("),
+    (lambda: fo.freeze(3), "or a tree of bools, but got 3"),
+    (
+        lambda: stepped(fo.momo(0.1), value=None),
+        "momo needs one number as value, such as the loss, but got a NoneType",
+    ),
+    (lambda: stepped(fo.polyak_sgd(), value=W), "got a Tensor of"),
+    (lambda: fo.numbers(adamw()), r"opt.numbers\(\)"),
+    (lambda: fo.linalg.newton_schulz(torch.ones(3)), r"but got a tensor of shape \(3,\)"),
+    (lambda: fo.linalg.eigh(3), "eigh takes a matrix, or a batch of matrices, but got 3"),
+    (lambda: fo.apply_updates(fo.sgd(), W), f"expected a tree of parameters{leafwise}"),
+    (lambda: fo.apply_updates(W, fo.sgd()), f"expected a tree of parameters{leafwise}"),
+    (lambda: fo.partition({"a": fo.sgd()}, fo.sgd()), f"labels must not be{leafwise}"),
+    (lambda: fo.stored(fo.adam(), "int8", where=fo.sgd()), f"a mask must not be{leafwise}"),
+    (lambda: fo.full_weights({"w": W}, {W: {}}), r"full_weights\(params, optimizer\)"),
     # what is no function, and no flag
     (lambda: fo.keep_params_in("box"), "takes a projection, but got 'box'"),
     (lambda: fo.metropolis(0.5), r"a function propose\(params, noise\), but got a float"),
     (lambda: fo.monitor({"x": 3}), "the measure 'x' is a int"),
-    (lambda: s.join([0.1, flat], [5]), r"join takes schedules.*0\.1; use constant"),
-    (lambda: s.warmup(0.1, 5), r"warmup takes schedules, .* 0\.1; use constant"),
-    (lambda: s.sgdr([{"init_value": 0.0}]), "decay_steps"),
     (lambda: fo.sgd(0.1, 0.9, nesterov="no"), "nesterov must be True or False, but got 'no'"),
     (lambda: fo.adam(amsgrad="no"), "amsgrad must be True or False, but got 'no'"),
     (lambda: fo.adabelief(rectify="no"), "rectify must be True or False, but got 'no'"),
@@ -424,9 +459,8 @@ KINDS: list[Any] = [
     (lambda: train(model(), fo.sgd(0.1)), "a module with parameters of its own"),
     (lambda: train(fo.sgd(0.1), total), "takes a loss function first"),
     (lambda: train(total, fo.sgd), "takes a transformation"),
+    (lambda: train(lambda p: p["w"], fo.sgd())(PARAMS, fo.sgd().init(PARAMS)), "a real 0-dim te"),
     (lambda: fo.report(fo.adamw()), "report takes a list of dicts, but got a Leafwise"),
-    (lambda: fo.search.best(fo.adamw()), "best takes the state of a search method"),
-    (lambda: fo.search.center(fo.adamw()), "center takes the state of a search method"),
     (lambda: adapters.SAM([nn.Parameter(W)], rho=flat), "as rho, but got a schedule"),
     (lambda: adapters.SAM([nn.Parameter(W)], fo.sgd, nesterovv=True), "nesterovv"),
     (lambda: adapters.Optimizer([W], lambda: fo.sam(fo.sgd(0.1))), r"use .*adapters\.SAM for sam"),
@@ -443,7 +477,6 @@ KINDS: list[Any] = [
     (lambda: adapters.MuonAdamW(model().parameters(), b1=0.9), r"'b1'; pass betas=\(b1, b2\)"),
     (lambda: adapters.Lion(model().parameters(), speed=0.1), "'speed'; it takes params, lr"),
     (lambda: fo.accumulate(fo.sgd(0.1), every_k_schedule=4), "'every_k_schedule'; pass every"),
-    (lambda: s.sgdr([{"init_value": 0.0, "speed": 1}]), "speed"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Simulated groups: errors, random schedules of faults, and loops that are wrong."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -147,24 +148,6 @@ def test_an_exception_may_be_the_death_of_its_replica():
     assert said(result, "crashed: ValueError: no data", rank=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"replicas": 0}, "min_replicas=1 cannot form out of 0"),
-        ({"replicas": 2, "min_replicas": 3}, "min_replicas=3 cannot form out of 2"),
-        ({"timeout": 0.0}, "timeout must be more than 0 s"),
-        ({"errors": "ignore"}, "takes 'raise' or 'crash' as errors"),
-        ({"faults": [Kill(3)]}, "ranks 0 to 2"),
-        ({"faults": [Kill(0, 0, "somewhere")]}, "a point is one of before start"),
-        ({"faults": [Delay(0, seconds=-1.0)]}, "seconds must be 0 or more"),
-        ({"faults": ["kill"]}, "a fault is a Kill, Delay, CutOff or Slow, but got a str"),
-    ],
-)
-def test_bad_arguments_raise(options, message):
-    with pytest.raises(TypeError if "got a str" in message else ValueError, match=message):
-        Simulation(**options)
-
-
 # ---------------------------------------------------------------- random schedules of faults
 CHUNK = 250
 
@@ -176,37 +159,30 @@ def schedule(seed):
     return faults, {"replicas": replicas, "seed": seed, "heals_at_start": bool(seed // 5 % 2)}
 
 
-def failing(seeds, replica=Replica):
-    """The schedules that a loop does not get through, written so that they can be run again."""
-    found = []
-    for seed in seeds:
-        faults, group = schedule(seed)
-        try:
-            _, wrong = simulate(faults, replica, **group)
-        except (RuntimeError, TimeoutError) as error:
-            wrong = [str(error)]
-        if wrong:
-            found.append(f"Simulation({faults=}, {group=}): {'; '.join(wrong)}")
-    return found
+WORDS = re.compile("restarted|healed|finished|spared|refused|cut off|delayed|slow|killed")
 
 
 @pytest.mark.parametrize("first", some(range(0, 10_000, CHUNK), 3))
 def test_no_schedule_loses_a_step_parts_replicas_or_blocks(first):
-    found = failing(range(first, first + CHUNK))
-    assert not found, f"{len(found)} of {CHUNK}, e.g.\n" + "\n".join(found[:3])
-
-
-def test_the_schedules_do_all_that_can_be_done():
-    seen = Counter()
-    for seed in range(CHUNK):
+    """And the first of them do all that can be done."""
+    failing, seen = [], Counter()
+    for seed in range(first, first + CHUNK):
         faults, group = schedule(seed)
-        result, _ = simulate(faults, **group)
-        words = ("restarted", "healed", "finished", "spared", "refused", "cut off", "delayed")
-        seen.update(w for e in result.log for w in (*words, "slow", "killed") if w in e.what)
-        seen.update(point for e in result.log for point in POINTS if e.what == f"killed {point}")
-        seen["dead at the end"] += group["replicas"] - len(result.returned)
-    assert len(seen) == 9 + len(POINTS) + 1
-    assert min(seen.values()) >= 3
+        try:
+            result, wrong = simulate(faults, **group)
+        except (RuntimeError, TimeoutError) as error:
+            wrong = [str(error)]
+        else:
+            events = [e.what for e in result.log]
+            seen.update(word for what in events for word in WORDS.findall(what))
+            seen.update(point for point in POINTS for what in events if what == f"killed {point}")
+            seen["dead at the end"] += group["replicas"] - len(result.returned)
+        if wrong:
+            failing.append(f"Simulation({faults=}, {group=}): {'; '.join(wrong)}")
+    assert not failing, f"{len(failing)} of {CHUNK}, e.g.\n" + "\n".join(failing[:3])
+    if first == 0:
+        assert len(seen) == 9 + len(POINTS) + 1
+        assert min(seen.values()) >= 3
 
 
 def test_where_history_may_be_lost_the_run_says_so_and_goes_on():
