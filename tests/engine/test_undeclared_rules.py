@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import undeclared
 from helpers import assert_close, assert_same, clone
-from odd_rules import Bytes, Packed, packed, refreshing
+from odd_rules import Packed, refreshing
 from torch import Tensor
 from undeclared import MODELS, ROWS
 from undeclared_slots import Momentum, momentum
@@ -324,16 +324,6 @@ def test_a_rule_gets_whole_numbers_in_the_dtype_in_which_they_are_stored(dtype, 
     assert params["w"].tolist() == [2.0] * 2
 
 
-def test_what_slots_cannot_be_is_refused():
-    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
-        return u, slots
-
-    with pytest.raises(ValueError, match="codec for exp_av, but its slots are exp_avg"):
-        fo.leafwise(lambda p: Packed(p, p), update, storage=fo.Storage(codecs={"exp_av": Bytes()}))
-    with pytest.raises(TypeError, match="which a codec stores"):
-        fo.slot_dtypes(packed(), **{"exp_avg.scale": torch.float64})
-
-
 class Halves:
     """A codec that loses something each time that a slot is packed again."""
 
@@ -399,27 +389,12 @@ def test_wrong_variants_are_refused():
     def update(u: Tensor, slots: Any, p: Tensor) -> Any:
         return u, slots
 
-    with pytest.raises(ValueError, match="2 variants of update and no choose"):
-        fo.leafwise(None, (update, update))
-    with pytest.raises(ValueError, match="1 variants of update and choose"):
-        fo.leafwise(None, update, runs=fo.Runs(choose=lambda t: 0))
     w = torch.ones(2)
     for wrong in (2, -1, -2, 0.5, float("nan"), None, torch.tensor(-1)):
         tx = fo.leafwise(None, (update, update), runs=fo.Runs(choose=lambda t, wrong=wrong: wrong))
         for step in (tx.update, fo.compile(tx)):
             with pytest.raises(ValueError, match="; return a whole number from 0 to 1"):
                 step(w, tx.init(w), w)
-
-
-def test_a_rule_that_returns_no_tuple_and_renamed_arguments_are_refused():
-    w = torch.ones(3)
-    tx = fo.leafwise(None, lambda u, slots, p, a: (a * u, slots), lambda t: 0.1, name="half")
-    with pytest.raises(TypeError, match="scalars of the rule 'half' must return a tuple"):
-        tx.update(w, tx.init(w), w)
-    with pytest.raises(TypeError, match="argument flat for the rule ''; leave it out"):
-        fo.leafwise(None, lambda u, slots, p: (u, slots), flat=False)
-    with pytest.raises(TypeError, match=r"argument elementwis .*check the spelling"):
-        fo.leafwise(None, lambda u, slots, p: (u, slots), elementwis=False)
 
 
 # ---------------------------------------------------------------- gates
