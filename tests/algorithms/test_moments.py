@@ -124,12 +124,7 @@ def test_acprop_has_derivatives_in_forward_mode(rectify):
     g = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
     def moved(lr):
-        tx = fo.acprop(lr, rectify=rectify)
-        state, p = tx.init(w), w
-        for _ in range(7):
-            updates, state = tx.update(g, state, p)
-            p = fo.apply_updates(p, updates)
-        return p.sum()
+        return run(fo.acprop(lr, rectify=rectify), w, [g] * 7)[0].sum()
 
     lr = torch.tensor(0.1, dtype=torch.float64)
     assert_close(torch.func.jacfwd(moved)(lr), torch.func.jacrev(moved)(lr), 1e-10)

@@ -34,10 +34,7 @@ def refuse(tx, params, state, flag, bad):
 def test_a_refused_step_changes_no_bit(case, flag):
     params = case.params()
     tx = fo.commit_if(case.tx())
-    state = tx.init(params)
-    for g in make_grads(params, steps=2):
-        u, state = tx.update(g, state, params, commit=flag(True))
-        params = fo.apply_updates(params, u)
+    params, state = run(tx, params, make_grads(params, steps=2), commit=flag(True))
     params = {name: torch.where(p > 1, -0.0, p) for name, p in params.items()}
     for bad in BAD:
         u, after = refuse(tx, params, state, flag, bad)
@@ -56,8 +53,7 @@ def test_refused_steps_between_committed_ones_leave_no_trace(recipe, flag):
     state = tx.init(params)
     for g in grads:
         _, state = refuse(tx, params, state, flag, float("nan"))
-        u, state = tx.update(g, state, params, commit=flag(True))
-        params = fo.apply_updates(params, u)
+        params, state = run(tx, params, [g], state, commit=flag(True))
     assert_same((params, state), (plain, plain_state))
 
 
@@ -115,8 +111,8 @@ def test_the_gradient_of_the_learning_rate_passes_a_flag_and_no_refused_nan():
         w = torch.ones(2, dtype=torch.float64)
         state = tx.init(w)
         for scale, commit in steps:
-            u, state = tx.update(torch.full_like(w, scale), state, w, commit=torch.tensor(commit))
-            w = fo.apply_updates(w, u)
+            g = torch.full_like(w, scale)
+            w, state = run(tx, w, [g], state, commit=torch.tensor(commit))
         return w.sum()
 
     slope = torch.func.grad(end)
@@ -165,8 +161,7 @@ def test_rollback_returns_to_the_very_bits(recipe, back):
     state = tx.init(params)
     history = [(params, state.inner)]
     for g in make_grads(params, steps=5):
-        u, state = tx.update(g, state, params)
-        params = fo.apply_updates(params, u)
+        params, state = run(tx, params, [g], state)
         history.append((params, state.inner))
     there, past = fo.rollback(state, back)
     assert bits((there, past.inner)) == bits(history[-1 - back])
@@ -285,6 +280,5 @@ def test_a_refused_update_is_sparse_where_the_gradient_is(refused):
     tx, w = fo.lookahead(fo.commit_if(fo.sgd(1.0)), sync_period=2), torch.zeros(3)
     state = tx.init(w)
     for g, commit in ((sparse(0, 1), True), (sparse(0), refused)):
-        updates, state = tx.update(g, state, w, commit=commit)
-        w = fo.apply_updates(w, updates)
+        w, state = run(tx, w, [g], state, commit=commit)
     assert w.tolist() == [-0.5, -1.0, 0.0]

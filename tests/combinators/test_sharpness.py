@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, run
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -31,12 +31,7 @@ grad_fn = torch.func.grad(loss)
 
 
 def purely(tx, steps=5, start=None):
-    p = params() if start is None else start
-    state = tx.init(p)
-    for _ in range(steps):
-        u, state = tx.update(grad_fn(p), state, p, grad_fn=grad_fn)
-        p = fo.apply_updates(p, u)
-    return p, state
+    return run(tx, params() if start is None else start, [grad_fn] * steps, grad_fn=grad_fn)
 
 
 def by_hand(name, steps=5, rho=0.1):
@@ -56,12 +51,8 @@ def by_hand(name, steps=5, rho=0.1):
 @each
 def test_it_is_the_papers_loop(name):
     assert_close(purely(RECIPES[name]())[0], by_hand(name), 1e-12)
-    base, p = fo.sgd(0.1, momentum=0.9), params()
-    inner = base.init(p)
-    for _ in range(5):
-        u, inner = base.update(grad_fn(p), inner, p)
-        p = fo.apply_updates(p, u)
-    assert_close(purely(RECIPES[name](0.0))[0], p, 1e-15)  # no step uphill
+    plain, _ = run(SGD, params(), [grad_fn] * 5)
+    assert_close(purely(RECIPES[name](0.0))[0], plain, 1e-15)  # no step uphill
 
 
 @each

@@ -220,11 +220,8 @@ def test_any_rule_can_be_stored(name):
     random = torch.Generator().manual_seed(4)
     for _ in range(4):
         grads = {k: torch.randn(*shape, generator=random) for k, shape in sizes.items()}
-        updates, state = tx.update(grads, state, params)
-        params = fo.apply_updates(params, updates)
-        for k, p in live.items():
-            p.grad = grads[k]
-        opt.step()
+        params, state = run(tx, params, [grads], state)
+        step_object(opt, [grads])
     assert_close({k: p.detach() for k, p in live.items()}, params, 1e-4)
     packed = [key for key in state.slots if key.endswith("int8")]
     assert (name == "adafactor") != bool(packed)
@@ -321,10 +318,8 @@ def test_averages_in_bfloat16_are_read(make):
     state = tx.init(params)
     for k in range(4):
         g = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(k))}
-        u, state = tx.update(g, state, params)
-        params = fo.apply_updates(params, u)
-        live["w"].grad = g["w"]
-        opt.step()
+        params, state = run(tx, params, [g], state)
+        step_object(opt, [g])
     average = fo.eval_params(state, params)["w"]
     assert (average - params["w"]).abs().max() > 1e-3
     opt.eval()
@@ -356,8 +351,7 @@ def test_slots_keep_the_dtypes_that_were_asked_for(compile):
     p, state = w.detach().clone(), recipe().init(w.detach())
     for _ in range(3):
         w.grad = torch.sin(3 * w.detach())
-        updates, state = recipe().update(w.grad, state, p)
-        p = fo.apply_updates(p, updates)
+        p, state = run(recipe(), p, [w.grad], state)
         opt.step()
         opt.load_state_dict(copy.deepcopy(opt.state_dict()))
     kept = opt.state[w]

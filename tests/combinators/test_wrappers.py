@@ -175,9 +175,7 @@ def test_a_scheduled_recipe_is_the_recipe_with_the_values_of_each_step():
     params, grads = make_params(), make_grads(make_params(), 6)
     got, state = run(fo.with_schedule(decayed, lr=DECAYING, weight_decay=0.3), params, grads)
     for i, g in enumerate(grads):
-        tx = decayed(1.0 - i / 8, 0.3)
-        updates, _ = tx.update(g, tx.init(params), params)
-        params = fo.apply_updates(params, updates)
+        params, _ = run(decayed(1.0 - i / 8, 0.3), params, [g])
     assert_close(got, params, 1e-12)
     assert fo.get(state, "lr").item() == pytest.approx(1.0 - 5 / 8)
     assert fo.get(state, "weight_decay").item() == 0.3

@@ -7,7 +7,7 @@ import pickle
 import made
 import pytest
 import torch
-from helpers import assert_same, make_grads
+from helpers import assert_same, make_grads, run
 
 import functional_optim as fo
 from functional_optim import schedules, search
@@ -44,8 +44,7 @@ def transformed(tx, name):
             g, value = torch.func.grad_and_value(squares)(params)
             extra = {"value": value, "value_and_grad": value_and_grad}
             extra |= {"grad": g} if name.startswith("scale_by") else {}
-        updates, state = tx.update(g, state, params, **extra)
-        params = fo.apply_updates(params, updates)
+        params, state = run(tx, params, [g], state, **extra)
     return params, state
 
 

@@ -7,7 +7,7 @@ import cases
 import optree
 import pytest
 import torch
-from helpers import assert_close, make_grads, step_object
+from helpers import assert_close, make_grads, run, step_object
 from sampling import some
 
 import functional_optim as fo
@@ -187,12 +187,8 @@ def inner_loop(case, params, weights, steps=5, **hyper):
         hidden = torch.tanh(x @ params["first"])
         return (((hidden @ params["second"] - y) ** 2).sum(1) * weights).mean()
 
-    tx = case.tx(**hyper)
-    state = tx.init(params)
-    for _ in range(steps):
-        grads = torch.func.grad(loss)(params, x, y, weights)
-        updates, state = tx.update(grads, state, params)
-        params = fo.apply_updates(params, updates)
+    slope = lambda params: torch.func.grad(loss)(params, x, y, weights)  # noqa: E731
+    params, _ = run(case.tx(**hyper), params, [slope] * steps)
     return loss(params, x_test, y_test, 1.0)
 
 
@@ -235,10 +231,7 @@ def test_the_slope_of_an_average_along_the_initial_parameters():
     tx = fo.chain(fo.sgd(lr=0.1), fo.params_ema(0.9))
 
     def f(p):
-        state = tx.init(p)
-        for _ in range(3):
-            updates, state = tx.update(p.sin(), state, p)
-            p = fo.apply_updates(p, updates)
+        _, state = run(tx, p, [torch.sin] * 3)
         return state.slots["params_ema"].square().sum()
 
     assert_slope(f, torch.randn(4), torch.randn(4))
@@ -267,11 +260,7 @@ def test_elements_without_a_gradient_have_slopes(case):
     reached = torch.tensor([[0.0], [1.0], [1.0]])
 
     def f(lr):
-        tx, p = case.tx(lr=lr), start()["first"]
-        state = tx.init(p)
-        for _ in range(3):
-            updates, state = tx.update(reached * p.cos(), state, p)
-            p = fo.apply_updates(p, updates)
+        p, _ = run(case.tx(lr=lr), start()["first"], [lambda p: reached * p.cos()] * 3)
         return p.square().sum()
 
     assert_slope(f, torch.tensor(case.hyper["lr"]), torch.ones(()))
@@ -291,11 +280,7 @@ def test_a_variant_that_is_not_chosen_leaves_slopes_alone(recipe):
     W, *Gs = torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(0))
 
     def f(b):
-        tx, p = recipe(b), W
-        state = tx.init(p)
-        for g in Gs:
-            updates, state = tx.update(g + 0.3 * p.sin(), state, p)
-            p = fo.apply_updates(p, updates)
+        p, _ = run(recipe(b), W, [lambda p, g=g: g + 0.3 * p.sin() for g in Gs])
         return p.sin().sum()
 
     assert_slope(f, torch.tensor(0.95), torch.ones(()))

@@ -9,7 +9,7 @@ import combined
 import pytest
 import torch
 from cases import able
-from helpers import as_parameters, clone, copy_of, make_grads
+from helpers import as_parameters, clone, copy_of, make_grads, run
 from links import NEW, OLD
 from sampling import some
 
@@ -37,10 +37,7 @@ def spoiled(params, bad, at=1):
 
 
 def by_update(tx, params, grads, extra):
-    state = tx.init(params)
-    for g in grads:
-        updates, state = tx.update(g, state, params, **extra)
-        params = fo.apply_updates(params, updates)
+    params, state = run(tx, params, grads, **extra)
     return params, state.carry
 
 

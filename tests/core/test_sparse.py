@@ -292,7 +292,6 @@ def test_a_gate_around_a_transformation_of_trees_takes_rows(name, inner):
         p, state = params, tx.init(params)
         for k, g in enumerate(own):
             flag = {"commit": torch.tensor(k != 1)} if name == "flag" else {}
-            u, state = tx.update(g, state, p, **flag)
-            p = fo.apply_updates(p, u)
+            p, state = run(tx, p, [g], state, **flag)
         ends.append((p, state))
     assert_close(*ends, 1e-6)

@@ -36,12 +36,12 @@ def make_grads(
 
 
 def run(
-    tx: fo.GradientTransformation, params: Any, grads: list[Any], state: Any = None
+    tx: fo.GradientTransformation, params: Any, grads: list[Any], state: Any = None, **extra: Any
 ) -> tuple[Any, Any]:
-    """The functional loop."""
+    """The functional loop; gradients may be functions of the parameters."""
     state = tx.init(params) if state is None else state
     for g in grads:
-        updates, state = tx.update(g, state, params)
+        updates, state = tx.update(g(params) if callable(g) else g, state, params, **extra)
         params = fo.apply_updates(params, updates)
     return params, state
 
