@@ -97,9 +97,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seed_and_thread() -> None:
+def seed_and_thread() -> Iterator[None]:
+    """A test may change these, and the default dtype, and leave them so."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # tensors are tiny here; test_engine asks for more
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -130,11 +133,9 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture
-def doubles() -> Iterator[None]:
+def doubles() -> None:
     """Numbers that recur are kept in the default dtype: so that all ways to run round alike."""
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

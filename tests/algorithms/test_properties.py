@@ -1,7 +1,5 @@
 """Every case through every property that it can have."""
 
-import io
-
 import optree
 import pytest
 import torch
@@ -16,6 +14,7 @@ from helpers import (
     make_grads,
     run,
     step_object,
+    through_file,
 )
 from sampling import some
 from torch import Tensor
@@ -184,13 +183,10 @@ def check_meta(case):
         # slots count too, or an average's decay would not matter
         return sum(x.square().sum() for x in optree.tree_leaves((moved, state.slots)))
 
-    torch.set_default_dtype(
-        torch.float64
-    )  # that of carried numbers: a difference sees its rounding
-    try:
-        assert torch.autograd.gradcheck(loss, leaves, eps=1e-6, atol=1e-6, rtol=1e-6)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    # the dtype of carried numbers, whose rounding a difference sees
+    torch.set_default_dtype(torch.float64)
+    assert torch.autograd.gradcheck(loss, leaves, eps=1e-6, atol=1e-6, rtol=1e-6)
+    torch.set_default_dtype(torch.float32)
     lr = each_tensor(case.hyper["lr"]).requires_grad_()
     moved, _ = run(case.tx(lr=lr), params, grads)
     assert abs(torch.autograd.grad(sum(p.sum() for p in moved.values()), lr)[0]) > 1e-3
@@ -303,10 +299,7 @@ def test_resumed_is_uninterrupted(case):
 
     first = as_parameters(params)
     step_object(opt := make_object(case, first), grads[:3])
-    file = io.BytesIO()
-    torch.save({"params": copy_of(first), "opt": opt.state_dict()}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    loaded = through_file({"params": copy_of(first), "opt": opt.state_dict()})
     second = [torch.nn.Parameter(p) for p in loaded["params"]]
     b = make_object(case, second)
     b.load_state_dict(loaded["opt"])

@@ -155,8 +155,6 @@ def default_dtype(request):
     """Another one, in a process that has packed nothing yet."""
     codecs._kept_of_a_block.cache_clear()
     torch.set_default_dtype(request.param)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
