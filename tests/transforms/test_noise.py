@@ -33,6 +33,7 @@ tests/kat_vectors."""
 
 KEYS = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC)
 """What Vigna's https://prng.di.unimi.it/splitmix64.c gives for the seed 0."""
+SEEDS = (0, -7, 2**62 + 12345, -(2**63))
 
 
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN)
@@ -53,22 +54,19 @@ def test_keys_are_those_of_splitmix():
 
 
 def many_normals(key, n):
-    return randomness.normal(torch.tensor(key), (n,), torch.float32, CPU)
+    return randomness.normal(torch.as_tensor(key), (n,), torch.float32, CPU)
 
 
 def by_threads(counts, draw):
     """What is drawn with each number of threads."""
-    before, found = torch.get_num_threads(), []
-    try:
-        for count in counts:
-            torch.set_num_threads(count)
-            found.append(draw())
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for count in counts:
+        torch.set_num_threads(count)
+        found.append(draw())
     return found
 
 
-@pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
+@pytest.mark.parametrize("key", SEEDS)
 def test_a_library_makes_the_same_normal_numbers(key, monkeypatch):
     """Up to the rounding of logarithm, sine and cosine; an odd count leaves the last one out."""
     found = by_threads((1, 2), lambda: many_normals(key, 100_001))
@@ -187,14 +185,12 @@ def test_noise_depends_on_nothing_else_and_touches_no_generator():
 
 @pytest.mark.filterwarnings("always")  # an error of a warning in a backward pass would be lost
 def test_a_run_with_noise_is_differentiated_without_a_warning(recwarn):
+    def total(w):
+        return w["w"].square().sum()
+
     def trained(eta):
         tx, w = fo.chain(fo.add_noise(eta, 0.55, 0), fo.sgd(0.1)), {"w": torch.ones(2).double()}
-        state = tx.init(w)
-        for _ in range(2):
-            grads = torch.func.grad(lambda w: w["w"].square().sum())(w)
-            u, state = tx.update(grads, state, w)
-            w = fo.apply_updates(w, u)
-        return w["w"].square().sum()
+        return total(run(tx, w, [torch.func.grad(total)] * 2)[0])
 
     eta = torch.tensor(0.1, dtype=torch.float64)
     found = torch.func.grad(trained)(eta)
@@ -251,17 +247,19 @@ def test_master_weights_leave_the_noise_of_each_path_as_it_is():
     assert not torch.equal(found[0]["a"], found[0]["b"])
 
 
-@pytest.mark.parametrize("first", [fo.clip_by_global_norm(1e9), fo.apply_if_finite])
-def test_a_sparse_gradient_with_noise_may_be_measured_before(first):
-    def recipe():
-        noise = fo.noisy_sgd(seed=3)
-        return first(noise, 3) if first is fo.apply_if_finite else fo.chain(first, noise)
+NOISY = fo.noisy_sgd(seed=3)
 
+
+@pytest.mark.parametrize(
+    "tx", [NOISY, fo.chain(fo.clip_by_global_norm(1e9), NOISY), fo.apply_if_finite(NOISY, 3)]
+)
+def test_a_sparse_gradient_gets_noise_in_all_rows_and_may_be_measured_before(tx):
     params = {"w": torch.zeros(4, 2)}
     grads = [{"w": torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (4, 2))}]
-    expected = by_update(recipe(), clone(params), grads)[0]
+    expected = by_update(tx, clone(params), grads)[0]
+    assert (expected["w"] != 0).all()
     for way in (by_function, by_object, by_eager_object):
-        assert_close(way(recipe(), clone(params), grads)[0], expected, 1e-6)
+        assert_close(way(tx, clone(params), grads)[0], expected, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -283,16 +281,6 @@ def test_a_resumed_run_has_the_noise_of_one_that_went_on(dtype):
     assert_same(v.detach(), w.detach())
     expected, _ = run(recipe(0.1), zeros, [[torch.zeros(5)]] * 303)
     assert_same(w.detach(), expected[0])
-
-
-@pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
-def test_a_kernel_of_a_gpu_makes_the_same_normal_numbers(key):
-    n, name = 5001, torch.tensor(key)
-    with installed("cpu", Host()):
-        found = torch.empty(2, n)
-        assert gpu_normals.run(gpu_normals.NORMALS, found, name, n)
-    expected = many_normals(key, 2 * n).reshape(2, n)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
 def test_paths_drawn_together_have_the_numbers_that_they_have_alone():
@@ -427,23 +415,19 @@ def test_no_step_repeats_the_noise_of_another_however_many_there_were():
     assert table.abs().max() < 0.6
 
 
-def test_a_sparse_gradient_gets_noise_in_all_rows():
-    w = torch.nn.Parameter(torch.zeros(50, 3))
-    w.grad = torch.eye(50, 3).to_sparse(1)
-    opt = adapters.NoisySGD([w], lr=1.0, eta=1.0)
-    opt.step()
-    assert (w != 0).all()
-    tx, params = fo.noisy_sgd(1.0, eta=1.0), [torch.zeros(50, 3)]
-    assert_same(tx.update([w.grad], tx.init(params), params)[0][0], w.detach())
-
-
-@pytest.mark.parametrize("n", [1, 16, 31, 5001])
-def test_a_kernel_of_a_gpu_makes_the_same_noise(n):
-    keys = keys_of(KEYS[1], KEYS[2])
+@pytest.mark.parametrize(
+    ("kernel", "keys", "shape", "made"),
+    [
+        *[(gpu_normals.NORMALS, torch.tensor(key), (2, 5001), many_normals) for key in SEEDS],
+        *[(gpu_normals.NOISE, keys_of(*KEYS[1:3]), (n,), drawn) for n in (1, 16, 31, 5001)],
+    ],
+)
+def test_a_kernel_of_a_gpu_makes_the_same_numbers(kernel, keys, shape, made):
     with installed("cpu", Host()):
-        found = torch.empty(n)
-        assert gpu_normals.run(gpu_normals.NOISE, found, keys, n)
-    torch.testing.assert_close(found, drawn(keys, n), rtol=0, atol=2e-6)
+        found = torch.empty(shape)
+        assert gpu_normals.run(kernel, found, keys, shape[-1])
+    expected = made(keys, found.numel()).reshape(shape)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
 # ---------------------------------------------------------------- noisy SGD
