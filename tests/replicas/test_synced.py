@@ -334,7 +334,7 @@ def test_a_peer_that_stands_elsewhere_does_not_move_this_replicas_synchronizatio
         assert_same(now.state.inner, theirs.state.inner)
 
 
-SCHEDULES = 60
+SCHEDULES = 30
 END = 5
 """Synchronizations until a replica is through; one that is then healed by those takes one more."""
 
