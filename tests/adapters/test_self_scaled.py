@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lbfgs_runs import minimize
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from valleys import rosenbrock
@@ -25,22 +26,13 @@ def start() -> Tensor:
     return torch.tensor([-1.2, 1.0, 0.4, -0.3], dtype=torch.float64)
 
 
-def stepped(tx: Any, updates: int, x: Any, fn: Any = value_and_grad) -> tuple[Any, Any]:
-    state = tx.init(x)
-    for _ in range(updates):
-        value, grads = fn(x)
-        u, state = tx.update(grads, state, x, value=value, value_and_grad=fn)
-        x = fo.apply_updates(x, u)
-    return x, state
-
-
 @names
 def test_updates_of_any_length_take_the_steps_of_minimize(name):
     whole = fo.minimize(rosenbrock, start(), method=name, maxiter=12, ftol=0.0, gtol=0.0)
     assert whole.nit == 12
     for each in (1, 3, 12):
         tx = MAKE[name][0](max_iter=each, max_eval=1000, tolerance_grad=0.0)
-        x, state = stepped(tx, 12 // each, start())
+        x, state = minimize(tx, value_and_grad, start(), 12 // each)
         assert torch.allclose(x, whole.x, atol=1e-6)
         assert int(state.n_iter) == 12
         assert int(state.func_evals) == whole.nfev + 12 // each - 1
@@ -80,7 +72,7 @@ def test_an_optimizer_object_takes_the_steps_of_its_transformation(name):
 
         return torch.func.grad_and_value(loss)(p)[::-1]
 
-    p, state = stepped(MAKE[name][0](max_iter=7), 2, moving, fn)
+    p, state = minimize(MAKE[name][0](max_iter=7), fn, moving, 2)
     for key, mine in net.named_parameters():
         expected = p.get(key, before[key])
         assert torch.allclose(mine.detach(), expected, rtol=1e-6, atol=1e-9), key
@@ -91,8 +83,7 @@ def test_an_optimizer_object_takes_the_steps_of_its_transformation(name):
     assert losses[-1] < 0.5 * losses[0]
 
 
-@names
-def test_physics_gets_far_below_bfgs(name):
+def test_physics_gets_far_below_bfgs():
     """−u'' = f on (0, 1): after as many evaluations."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
@@ -110,7 +101,7 @@ def test_physics_gets_far_below_bfgs(name):
         how = {"gtol": 0.0, "ftol": 0.0, "max_nfev": 600}
         return float(fo.minimize(loss, p0, method=method, **how).fun)
 
-    assert least(name) < 0.05 * least("bfgs")
+    assert max(map(least, MAKE)) < 0.05 * least("bfgs")
 
 
 @names
@@ -162,10 +153,10 @@ def test_transforms_that_differentiate_or_batch_the_update_raise_an_error(name, 
 @names
 def test_max_eval_begins_no_iteration(name):
     tx = MAKE[name][0](max_iter=100, max_eval=5)
-    _, state = stepped(tx, 1, start())
+    _, state = minimize(tx, value_and_grad, start())
     assert 5 <= int(state.func_evals) < 12
     assert int(state.n_iter) < 6
-    _, state = stepped(MAKE[name][0](max_eval=1), 1, start())
+    _, state = minimize(MAKE[name][0](max_eval=1), value_and_grad, start())
     assert int(state.n_iter) == 1
 
 
