@@ -9,11 +9,7 @@ import made
 import pytest
 import torch
 from helpers import assert_same, copy_of, step_object
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -299,18 +295,18 @@ def test_a_bad_checkpoint_is_one_error_and_changes_nothing(name, fault, loader):
 @pytest.mark.parametrize("name", ["transposed", "integers", "NaN steps", "a string"])
 def test_a_bad_checkpoint_by_names_changes_nothing(name, flat):
     """The same through torch.distributed.checkpoint's functions."""
-    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    options = sd.StateDictOptions(flatten_optimizer_state_dict=flat)
 
     def load(opt: Any, model: Model, bad: Any) -> None:
         if not flat:
-            saved = get_optimizer_state_dict(model, opt, options=options)
+            saved = sd.get_optimizer_state_dict(model, opt, options=options)
             state = dict(zip(NAMES, bad["state"].values(), strict=True))
-            set_optimizer_state_dict(model, opt, {**saved, "state": state}, options=options)
+            sd.set_optimizer_state_dict(model, opt, {**saved, "state": state}, options=options)
             return
-        saved = get_optimizer_state_dict(model, opt, options=options)
+        saved = sd.get_optimizer_state_dict(model, opt, options=options)
         for key, x in bad["state"][2].items():
             saved[f"state.head.weight.{key}"] = x
-        set_optimizer_state_dict(model, opt, saved, options=options)
+        sd.set_optimizer_state_dict(model, opt, saved, options=options)
 
     check_untouched("AdamW", load, FAULTS[name])
 
@@ -356,33 +352,25 @@ def test_a_hook_may_translate_a_checkpoint_before_it_is_checked():
     assert len(opt._optimizer_load_state_dict_pre_hooks) == 1
 
 
-@pytest.mark.parametrize(("loader", "key"), [("NAdam", "mu_product"), ("whole trees", "step")])
-def test_counts_as_plain_numbers_are_taken(loader, key):
-    """As torch.optim.SparseAdam, and torch before 1.12, keep them."""
+@pytest.mark.parametrize(
+    ("loader", "key", "vectors"),
+    [("NAdam", "mu_product", False), ("NAdam", "mu_product", True), ("whole trees", "step", False)],
+)
+def test_counts_as_plain_numbers_or_vectors_of_one_element_are_taken(loader, key, vectors):
+    """Numbers as torch.optim.SparseAdam, and torch before 1.12, keep them. Vectors beside counts
+    without dimensions, as torch's optimizers take them."""
     opt, model, go = trained(loader)
     saved = copy.deepcopy(opt.state_dict())
-    for state in saved["state"].values():
-        if key in state:
-            state.update({key: float(state[key]), "step": int(state["step"])})
+    for state in [*saved["state"].values()][: 1 if vectors else None]:
+        for name in {key, "step"} & state.keys():
+            kind = int if name == "step" else float
+            state[name] = state[name].reshape(1) if vectors else kind(state[name])
     opt.load_state_dict(saved)
-    _, twin, go_twin = trained(loader)
+    other, twin, go_twin = trained(loader)
     go()
     go_twin()
     assert_same(copy_of(list(model.parameters())), copy_of(list(twin.parameters())))
-
-
-def test_counts_as_vectors_of_one_element_are_taken():
-    """Beside one without dimensions, as torch's optimizers take them."""
-    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    opt = adapters.NAdam(params, lr=0.05, compile=False)
-    step_object(opt, [[torch.ones(2)] * 2])
-    saved = copy.deepcopy(opt.state_dict())
-    for key in ("step", "mu_product"):
-        saved["state"][0][key] = saved["state"][0][key].reshape(1)
-    opt.load_state_dict(saved)
-    opt.step()
-    assert_same(opt.state[params[0]], opt.state[params[1]])
-    assert opt.state[params[0]]["step"] == 2
+    assert_same([*opt.state.values()], [*other.state.values()])
 
 
 # ---------------------------------------------------------------- names
@@ -414,7 +402,7 @@ def test_wrappers_are_ignored_before_and_inside_names():
 def test_names_in_the_place_of_parameters_are_compared():
     """As get_optimizer_state_dict and FSDP.optim_state_dict write them."""
     opt, model, _ = trained("AdamW")
-    saved = get_optimizer_state_dict(model, opt)
+    saved = sd.get_optimizer_state_dict(model, opt)
     saved["param_groups"][0].pop("param_names")
     opt.load_state_dict(saved)
     saved["param_groups"][0]["params"].reverse()
@@ -427,7 +415,7 @@ def test_an_optimizer_of_a_part_is_loaded_by_the_names_in_the_whole():
     model = Model()
     unnamed = adapters.AdamW(model.body.parameters(), compile=False)
     named = adapters.AdamW(model.body.named_parameters(), compile=False)
-    set_optimizer_state_dict(model, named, get_optimizer_state_dict(model, unnamed))
+    sd.set_optimizer_state_dict(model, named, sd.get_optimizer_state_dict(model, unnamed))
     assert named.param_groups[0]["param_names"] == ["weight", "bias"]
 
 

@@ -19,14 +19,10 @@ from helpers import (
     step_object,
     through_file,
 )
-from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, parameters
+from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, general, parameters
 from reference.make_checkpoints import functional, functional_run, go, optimizers
 from sampling import some
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -122,18 +118,15 @@ def test_loading_casts_slots_to_the_parameters_dtype_as_torch_does(pair):
 
 
 # ---------------------------------------------------------------- copies and pickles
-@pytest.mark.parametrize("name", ["recipe", "Adafactor", "Muon", "AdamW"])
-def test_a_group_that_joins_after_a_load_is_like_the_others(name):
+JOINED = [general(fo.adamw), adapters.Adafactor, adapters.Muon, adapters.AdamW]
+
+
+@pytest.mark.parametrize("make", JOINED)
+def test_a_group_that_joins_after_a_load_is_like_the_others(make):
     """torch's own loading adds an entry to `defaults`, and with it to every later group."""
-
-    def make():
-        if name == "recipe":
-            return adapters.Optimizer([torch.ones(2, 2)], fo.adamw, lr=0.1)
-        return getattr(adapters, name)([torch.ones(2, 2)], lr=0.1)
-
-    opt = make()
+    opt, other = (make([torch.ones(2, 2)], lr=0.1) for _ in range(2))
     keys = set(opt.param_groups[0])
-    opt.load_state_dict(make().state_dict())
+    opt.load_state_dict(other.state_dict())
     for joined in (opt, copy.deepcopy(opt)):
         assert joined.defaults.keys() == keys - {"params"}
         joined.add_param_group({"params": [torch.ones(1, 2)]})
@@ -216,7 +209,7 @@ WITHOUT_STATE = {
     "LBFGS": lambda params: adapters.LBFGS(params, lr=0.1, max_iter=2),
     "GradientFree": lambda params: adapters.GradientFree(params, fo.mezo, tx=fo.sgd, lr=0.1),
 }
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+FLAT = sd.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def asked(name):
@@ -249,7 +242,7 @@ def test_torch_gets_the_state_of_a_new_optimizer_without_a_step(name):
     """It calls `step` with gradients of 0, and with `lr` at 0, which need not be the only rate."""
     model, opt, go = asked(name)
     go()
-    saved = through_file(get_optimizer_state_dict(model, opt, options=FLAT))
+    saved = through_file(sd.get_optimizer_state_dict(model, opt, options=FLAT))
     weights = copy.deepcopy(model.state_dict())
     for get_first in (False, True):
         again, new, go_again = asked(name)
@@ -257,10 +250,10 @@ def test_torch_gets_the_state_of_a_new_optimizer_without_a_step(name):
         hook = new.register_step_post_hook(lambda *_: pytest.fail("a step"))
         if get_first:
             with torch.inference_mode():
-                got = get_optimizer_state_dict(again, new, options=FLAT)
+                got = sd.get_optimizer_state_dict(again, new, options=FLAT)
             assert got.keys() == saved.keys()
             assert not any(x.is_inference() for x in got.values() if isinstance(x, torch.Tensor))
-        set_optimizer_state_dict(again, new, saved, options=FLAT)
+        sd.set_optimizer_state_dict(again, new, saved, options=FLAT)
         hook.remove()
         assert_same(again.state_dict(), weights)
         assert all(p.grad is None for p in again.parameters())
@@ -275,9 +268,9 @@ def test_a_state_that_torch_cannot_get_is_refused_and_leaves_no_zeros(name):
     model, opt, _ = asked(name)
     said = rf"state of {name}, which has none .*opt\.state_dict"
     with pytest.raises(RuntimeError, match=said):
-        get_optimizer_state_dict(model, opt)
+        sd.get_optimizer_state_dict(model, opt)
     with pytest.raises(RuntimeError, match=said):
-        set_optimizer_state_dict(model, opt, opt.state_dict())
+        sd.set_optimizer_state_dict(model, opt, opt.state_dict())
     assert opt.param_groups[0]["lr"] == opt.defaults["lr"]
     assert all(p.grad is None for p in model.parameters())
     assert not opt.state

@@ -19,16 +19,12 @@ from helpers import (
     step_object,
     through_file,
 )
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 
 import functional_optim as fo
 from functional_optim import adapters
 
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+FLAT = sd.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def resumed_as_if_never_stopped(make, params, grads, **extra):
@@ -220,7 +216,7 @@ class Training:
 
     def saved(self, options):
         if self.opt:
-            return get_optimizer_state_dict(self.model, self.opt, options=options)
+            return sd.get_optimizer_state_dict(self.model, self.opt, options=options)
         return fo.state_dict(self.state, paths(self.model))
 
     def load(self, saved, options, step):
@@ -230,7 +226,7 @@ class Training:
             return
         if not any(key.startswith("param_groups") for key in saved):  # of the functional loop
             saved = {**self.saved(FLAT), **saved}
-        set_optimizer_state_dict(self.model, self.opt, saved, options=options)
+        sd.set_optimizer_state_dict(self.model, self.opt, saved, options=options)
 
 
 def crossings():
@@ -288,7 +284,10 @@ def test_recipes_for_some_leaves_cross_both_ways(name):
     grads = make_grads(paths(model), 6)
     opt = adapters.Optimizer(model.named_parameters(), recipe, compile=False, lr=0.1)
     step_object(opt, grads[:2])
-    saved, middle = through_file(get_optimizer_state_dict(model, opt, options=FLAT)), paths(model)
+    saved, middle = (
+        through_file(sd.get_optimizer_state_dict(model, opt, options=FLAT)),
+        paths(model),
+    )
     state = fo.load_state_dict(recipe(0.1).init(middle), saved, middle)
     end, _ = run(recipe(0.1), middle, grads[2:], state)
     step_object(opt, grads[2:])
@@ -296,7 +295,7 @@ def test_recipes_for_some_leaves_cross_both_ways(name):
     for path, p in model.named_parameters():
         p.data.copy_(middle[path])
     back = {**saved, **fo.state_dict(state, middle)}
-    set_optimizer_state_dict(model, opt, back, options=FLAT)
+    sd.set_optimizer_state_dict(model, opt, back, options=FLAT)
     step_object(opt, grads[2:])
     assert_close(paths(model), end, 1e-12)
 
@@ -392,13 +391,6 @@ def test_a_checkpoint_without_counts_asks_for_them():
     assert fo.load_state_dict(state, countless, params, step=5).step == 5
 
 
-def test_values_take_the_dtype_of_the_state():
-    params = {"w": torch.ones(2, dtype=torch.bfloat16)}
-    state = fo.adam(0.1).init(params)
-    wide = {k: x.to(torch.float64) for k, x in fo.state_dict(state, params).items()}
-    assert_same(fo.load_state_dict(state, wide, params), state)
-
-
 def test_the_parameters_must_be_the_states():
     params = {"w": torch.ones(2)}
     state = fo.adam().init(params)
@@ -453,12 +445,12 @@ def test_numbers_that_are_nan_are_kept_and_do_not_differ():
     assert fo.load_state_dict(state, saved, params).carry["mu_product"].isnan()
 
 
-def test_any_mapping_is_read():
-    params = {"w": torch.ones(2)}
+def test_any_mapping_is_read_and_values_take_the_dtype_of_the_state():
+    params = {"w": torch.ones(2, dtype=torch.bfloat16)}
     state = fo.adam(0.1).init(params)
-    saved = fo.state_dict(state, params)
-    nested = {"w": {key.rsplit(".", 1)[1]: x for key, x in saved.items()}}
-    for given in (MappingProxyType(saved), {"state": MappingProxyType(nested)}):
+    wide = {k: x.to(torch.float64) for k, x in fo.state_dict(state, params).items()}
+    nested = {"w": {key.rsplit(".", 1)[1]: x for key, x in wide.items()}}
+    for given in (wide, MappingProxyType(wide), {"state": MappingProxyType(nested)}):
         assert_same(fo.load_state_dict(state, given, params), state)
 
 
