@@ -80,12 +80,16 @@ def test_compiled_steps_are_those_of_the_loop_and_compile_once():
     assert graphs == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_micro_batches_take_the_step_of_their_mean(parts):
+@pytest.mark.parametrize(
+    ("parts", "scale"), [(1, False), (2, False), (3, False), (1, True), (2, True)]
+)
+def test_micro_batches_take_the_step_of_their_mean_with_a_scaled_loss_too(parts, scale):
     """Of a rule that sees how large gradients are."""
-    expected = by_loop(fo.sgd(0.1), batches())
-    step = fo.compile_train_step(loss_fn, fo.sgd(0.1), accumulate=parts, compile=False)
-    assert_close(by_step(step, batches()), expected, 1e-12)
+    expected, _, values = by_loop(fo.sgd(0.1), batches())
+    tx = scaled(fo.sgd(0.1)) if scale else fo.sgd(0.1)
+    params, state, losses = by_step(made(loss_fn, tx, accumulate=parts), batches())
+    assert_close([params, losses], [expected, values], 1e-12)
+    assert not scale or fo.get(state, "loss_scale").item() == 2048.0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
@@ -233,17 +237,8 @@ def test_a_transformation_that_reads_the_loss_gets_it():
 
 
 # ---------------------------------------------------------------- the scale of the loss
-def scaled(**options: Any) -> Any:
-    return fo.dynamic_loss_scale(recipe(), init_scale=1024.0, growth_interval=2, **options)
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_scaled_loss_changes_no_step(parts):
-    step = fo.compile_train_step(loss_fn, scaled(), accumulate=parts, compile=False)
-    params, state, losses = by_step(step, batches())
-    expected, _, values = by_loop(recipe(), batches())
-    assert_close([params, losses], [expected, values], 1e-12)
-    assert fo.get(state, "loss_scale").item() == 2048.0
+def scaled(tx: Any) -> Any:
+    return fo.dynamic_loss_scale(tx, init_scale=1024.0, growth_interval=2)
 
 
 def test_an_overflow_is_left_out_and_halves_the_scale():
@@ -268,10 +263,10 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
 
 # ---------------------------------------------------------------- traced
 def test_a_traced_step_consists_of_operations():
-    step = fo.compile_train_step(loss_fn, scaled(), accumulate=2, donate=False)
+    tx, how = scaled(recipe()), {"accumulate": 2, "donate": False}
+    step, eager = fo.compile_train_step(loss_fn, tx, **how), made(loss_fn, tx, **how)
     params, (batch, *_) = parameters(), batches()
     state = step.tx.init(params)
-    eager = fo.compile_train_step(loss_fn, scaled(), accumulate=2, donate=False, compile=False)
     expected = eager(params, state, *batch)
     graph = make_fx(step, tracing_mode="fake")(params, state, *batch)
     assert_close(graph(params, state, *batch), expected, 1e-12)
@@ -466,8 +461,5 @@ def test_a_slot_called_loss_scale_is_not_a_scale():
     class Slots(NamedTuple):
         loss_scale: torch.Tensor
 
-    init, update = lambda p: Slots(torch.ones_like(p)), lambda u, x, p: (-u, x)
-    tx = fo.leafwise(init, update, lambda t: (), name="own")
-    p = {"x": torch.zeros(2)}
-    found, _, _ = made(lambda p: p["x"].sum(), tx)(p, tx.init(p))
-    assert torch.equal(found["x"], torch.full((2,), -1.0))
+    tx, p = fo.leafwise(lambda p: Slots(torch.ones_like(p)), lambda u, x, p: (-u, x)), torch.ones(2)
+    assert torch.equal(made(torch.sum, tx)(p, tx.init(p))[0], torch.zeros(2))
