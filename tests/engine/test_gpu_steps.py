@@ -204,7 +204,9 @@ def test_a_pure_update_waits_for_nothing(gpu, name):
             with quiet(device):
                 updates, state = tx.update(given, state, params)
                 params = fo.apply_updates(params, updates)
-        return [x.cpu() for x in fo.tree.leaves((params, state)) if isinstance(x, torch.Tensor)]
+                read = [fo.get(state, x) for x in ("norm", "lr") if name == "watched"]
+        found = fo.tree.leaves((params, state, read))
+        return [x.cpu() for x in found if isinstance(x, torch.Tensor)]
 
     same(run, ulps=4)
 
