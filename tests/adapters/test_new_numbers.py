@@ -39,6 +39,11 @@ def stepped(opt, set_numbers, *, again, steps=STEPS):
     return [p.detach() for p in params], [opt.state[p] for p in params]
 
 
+def making(recipe, params=make_params, **hyper):
+    """A function that makes an optimizer of new parameters."""
+    return lambda: adapters.Optimizer(as_parameters(params()), recipe, compile=False, **hyper)
+
+
 def check_steps(make, set_numbers, steps=STEPS):
     """Steps of one plan and of a new plan at each step are equal; returns the first optimizer."""
     opt = make()
@@ -71,11 +76,7 @@ def new_lr(opt, step):
 
 @pytest.mark.parametrize("case", cases.able("object", costly=True))
 def test_every_number_of_every_recipe(case):
-    knobs = case.knobs(float)
-
-    def make():
-        params = as_parameters(case.params())
-        return adapters.Optimizer(params, case.recipe, compile=False, **case.hyper)
+    knobs, make = case.knobs(float), making(case.recipe, case.params, **case.hyper)
 
     def one_after_the_other(opt, step):
         name = list(knobs)[step % len(knobs)]
@@ -116,10 +117,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if EXAMPLES[name][1]])
 def test_every_number_of_every_other_factory(name):
     recipe, numbers = EXAMPLES[name]
-
-    def make():
-        params = [torch.nn.Parameter(p) for p in (torch.ones(3, 4), torch.eye(2) + 0.1)]
-        return adapters.Optimizer(params, recipe, compile=False, **numbers)
+    make = making(recipe, lambda: {"a": torch.ones(3, 4), "b": torch.eye(2) + 0.1}, **numbers)
 
     def one_after_the_other(opt, step):
         key = list(numbers)[step % len(numbers)]
@@ -134,15 +132,11 @@ def test_numbers_that_become_zero_and_come_back(case):
     if not case.hyper.get("nesterov"):
         names |= {"momentum", "dampening"} & {*case.hyper}
 
-    def make():
-        params = as_parameters(case.filled())
-        return adapters.Optimizer(params, case.recipe, compile=False, **case.hyper)
-
     def switch(opt, step):
         for name in sorted(names):
             opt.param_groups[0][name] = case.hyper[name] * (0.0, 0.5, 0.25, 0.0)[step % 4]
 
-    check_steps(make, switch, steps=9)
+    check_steps(making(case.recipe, case.filled, **case.hyper), switch, steps=9)
 
 
 # their states begin with a number that is computed from lr
@@ -187,16 +181,13 @@ def test_numbers_that_become_something_else():
         if step == 4:
             opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.1})
 
-    def make():
-        params = as_parameters(make_params())
-        return adapters.Optimizer(params, fo.sgd, lr=0.1, momentum=0.5, compile=False)
-
-    def run(opt, *, again):
+    def run(again):
+        opt = making(fo.sgd, lr=0.1, momentum=0.5)()
         state = stepped(opt, change, again=again, steps=4)
         change(opt, 4)
-        return state, stepped(opt, change, again=again, steps=9)
+        return clone((state, stepped(opt, change, again=again, steps=9)))
 
-    assert_same(*[clone(run(make(), again=again)) for again in (False, True)])
+    assert_same(*map(run, (False, True)))
 
 
 def reading(lr):
@@ -286,15 +277,10 @@ LOOKING = {
 
 @pytest.mark.parametrize("name", LOOKING)
 def test_recipes_that_look_at_a_number(name):
-    recipe = LOOKING[name]
-
-    def make():
-        return adapters.Optimizer(as_parameters(make_params()), recipe, lr=0.03, compile=False)
-
     def change(opt, step):
         opt.param_groups[0]["lr"] = (0.02, 0.03, 0.01, 0.1, 0.2, 0.02)[step % 6]
 
-    check_steps(make, change, steps=12)
+    check_steps(making(LOOKING[name], lr=0.03), change, steps=12)
 
 
 def test_an_equal_number_of_another_class_is_a_new_number():
@@ -304,9 +290,7 @@ def test_an_equal_number_of_another_class_is_a_new_number():
     single = np.float32(0.1)  # which is equal to 0.1, but not the same number
     for numbers in ([1.0, 1, 1.0], [0.1, single, 0.1]):
         check_steps(
-            lambda lr=numbers[0]: adapters.Optimizer(
-                as_parameters(make_params()), recipe, lr=lr, compile=False
-            ),
+            making(recipe, lr=numbers[0]),
             lambda opt, step, numbers=numbers: opt.param_groups[0].update(lr=numbers[step % 3]),
         )
 
@@ -332,9 +316,7 @@ def test_hyperparameters_keep_their_class():
 
 
 def test_a_recipe_with_some_arguments_given_calls_nothing():
-    opt = adapters.Optimizer(
-        as_parameters(make_params()), functools.partial(fo.sgd, momentum=0.9), lr=0.1, compile=False
-    )
+    opt = making(functools.partial(fo.sgd, momentum=0.9), lr=0.1)()
     stepped(opt, new_lr, again=False)
     assert vars(opt)["_plan"].placeholders[0].known.keys() == {"lr"}
 
@@ -343,27 +325,22 @@ def test_a_number_that_cannot_be_replaced_does_not_hold_up_another():
     def recipe(lr, decay):
         return fo.sgd(lr, weight_decay=2 * decay)
 
-    def make():
-        params = as_parameters(make_params())
-        return adapters.Optimizer(params, recipe, lr=0.1, decay=0.1, compile=False)
-
     def change(opt, step):
         opt.param_groups[0]["lr"] = 0.1 / (2 + step)
         if step < 2:
             opt.param_groups[0]["decay"] = 0.1 / (2 + step)
 
-    check_steps(make, change)
+    check_steps(making(recipe, lr=0.1, decay=0.1), change)
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_read_their_own_groups(way):
-    opt = adapters.Optimizer(as_parameters(make_params()), fo.adamw, lr=0.1, compile=False)
+    opt, again = (making(fo.adamw, lr=0.1)() for _ in range(2))
     stepped(opt, new_lr, again=False)
     other = way(opt)
     assert "_plan" not in vars(other)
     stepped(other, lambda opt, step: opt.param_groups[0].update(lr=9.0), again=False)
     assert opt.param_groups[0]["lr"] == 0.1 / (1 + STEPS)
-    again = adapters.Optimizer(as_parameters(make_params()), fo.adamw, lr=0.1, compile=False)
     stepped(again, new_lr, again=True)
     runs = [stepped(x, new_lr, again=False) for x in (opt, again)]
     assert_same(*map(clone, runs))
