@@ -11,11 +11,7 @@ import weakref
 import pytest
 import torch
 from helpers import assert_same
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 from torch.optim import lr_scheduler as lrs
 from voting import (
     INSIDE,
@@ -265,17 +261,17 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tensor", [False, True])
 def test_a_distributed_checkpoint_is_loaded_without_a_vote(kind, flat, tensor):
     """It makes the state of a fresh optimizer by an empty step: no vote, and none left open."""
-    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    options = sd.StateDictOptions(flatten_optimizer_state_dict=flat)
     net, opt = made(kind, Counting())
     if tensor:
         opt.param_groups[0]["lr"] = torch.tensor(0.1)
     train(opt, net, 2)
-    saved = copy.deepcopy(get_optimizer_state_dict(net, opt, options=options))
+    saved = copy.deepcopy(sd.get_optimizer_state_dict(net, opt, options=options))
     other_net, other = made(kind, Counting(), seed=1)
     if tensor:
         other.param_groups[0]["lr"] = torch.tensor(0.1)
     before = other_net.weight.detach().clone()
-    set_optimizer_state_dict(other_net, other, saved, options=options)
+    sd.set_optimizer_state_dict(other_net, other, saved, options=options)
     assert_same(other_net.weight.detach(), before)
     assert other.coordinator.starts == 0
     assert not other.coordinator.is_open
@@ -290,7 +286,7 @@ def test_a_second_rate_moves_nothing_when_torch_asks_for_the_state():
     net = torch.nn.Linear(2, 3)
     inside = MARS(net.parameters(), lr=0.1, lr_1d=0.1, weight_decay_1d=0.1, compile=False)
     before = copy.deepcopy(net.state_dict())
-    saved = get_optimizer_state_dict(net, FaultTolerantOptimizer(Local(), inside))
+    saved = sd.get_optimizer_state_dict(net, FaultTolerantOptimizer(Local(), inside))
     assert_same(net.state_dict(), before)
     assert saved["state"]["bias"]["exp_avg"].shape == (3,)
 
@@ -308,7 +304,7 @@ def test_steps_that_look_empty_are_steps():
     opt.param_groups[0]["lr"] = 0.0
     train(opt, net, 2)
     opt.zero_grad()
-    get_optimizer_state_dict(net, opt)
+    sd.get_optimizer_state_dict(net, opt)
     loss_of(net).backward()
     opt.step()
     assert (opt.coordinator.starts, opt.coordinator.step) == (3, 3)

@@ -7,11 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import assert_same, step_object, through_file
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -39,14 +35,14 @@ def resumed(way, model, opt, folder):
     if way == "object":
         new.load_state_dict(through_file(opt.state_dict()))
         return other, new
-    options = StateDictOptions(flatten_optimizer_state_dict=way == "flat")
-    saved = get_optimizer_state_dict(model, opt, options=options)
+    options = sd.StateDictOptions(flatten_optimizer_state_dict=way == "flat")
+    saved = sd.get_optimizer_state_dict(model, opt, options=options)
     if way == "files":
-        held = get_optimizer_state_dict(other, new, options=options)
+        held = sd.get_optimizer_state_dict(other, new, options=options)
         dcp.save({"opt": saved}, checkpoint_id=folder, no_dist=True)
         dcp.load({"opt": held}, checkpoint_id=folder, no_dist=True)
         saved = held
-    set_optimizer_state_dict(other, new, saved, options=options)
+    sd.set_optimizer_state_dict(other, new, saved, options=options)
     return other, new
 
 
@@ -76,27 +72,27 @@ def test_a_chain_takes_the_count_only_if_it_is_that_of_all_parameters():
     params = {name: p.detach().clone() for name, p in model.items()}
     state = every_third().init(params)
     take_turns(opt, range(4))
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    saved = get_optimizer_state_dict(model, opt, options=flat)
+    flat = sd.StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = sd.get_optimizer_state_dict(model, opt, options=flat)
     with pytest.raises(ValueError, match="optimizer_step"):
         fo.load_state_dict(state, saved, params)
     assert fo.load_state_dict(state, saved, params, step=4).step == 4
     model, opt = made()
     step_object(opt, [ONES])
-    saved = get_optimizer_state_dict(model, opt, options=flat)
+    saved = sd.get_optimizer_state_dict(model, opt, options=flat)
     assert fo.load_state_dict(state, saved, params).step == 1
 
 
 def test_a_flat_dict_of_a_version_without_the_count_loads():
     model, opt = made()
     step_object(opt, [ONES] * 4)
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    saved = get_optimizer_state_dict(model, opt, options=flat)
+    flat = sd.StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = sd.get_optimizer_state_dict(model, opt, options=flat)
     older = {key: x for key, x in saved.items() if not key.endswith(".optimizer_step")}
     assert len(older) < len(saved)
     other, new = made()
     other.load_state_dict(model.state_dict())
-    set_optimizer_state_dict(other, new, older, options=flat)
+    sd.set_optimizer_state_dict(other, new, older, options=flat)
     for each in (opt, new):
         step_object(each, [ONES] * 3)
     assert_same(list(other.parameters()), list(model.parameters()))

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, assert_same, run, through_file
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -202,12 +198,12 @@ def test_on_disk_a_state_takes_the_bytes_that_it_takes_in_memory(kind):
 
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
 def test_names_and_torchs_functions_keep_packed_slots(flat):
-    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    options = sd.StateDictOptions(flatten_optimizer_state_dict=flat)
     opt, params = made(recipe())
     twin, others = made(recipe(), 0)
     first, second = torch.nn.ParameterDict(params), torch.nn.ParameterDict(others)
-    saved = copy.deepcopy(get_optimizer_state_dict(first, opt, options=options))
-    set_optimizer_state_dict(second, twin, saved, options=options)
+    saved = copy.deepcopy(sd.get_optimizer_state_dict(first, opt, options=options))
+    sd.set_optimizer_state_dict(second, twin, saved, options=options)
     assert_same([twin.state[p] for p in others.values()], [opt.state[p] for p in params.values()])
     if flat:
         state = fo.load_state_dict(recipe()().init(grads_of(0)), saved, grads_of(0))
@@ -218,7 +214,7 @@ def test_as_a_hook_it_decodes_for_whoever_asks():
     opt, params = made(recipe())
     model = torch.nn.ParameterDict(params)
     handle = opt.register_state_dict_post_hook(adapters.decode_slots)
-    saved = get_optimizer_state_dict(model, opt)
+    saved = sd.get_optimizer_state_dict(model, opt)
     assert set(saved["state"]["w"]) == {"step", "exp_avg", "exp_avg_sq"}
     before = dict(opt.state[params["w"]])
     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
@@ -263,20 +259,21 @@ def whole_model(make, steps=3):
 def test_torchs_functions_cannot_mix_two_forms_unnoticed():
     """They make a state of their own first, and fill in what was saved."""
     first, theirs = whole_model(recipe(min_size=10**6))
-    for options, text in (
-        (StateDictOptions(full_state_dict=True), "only one of these can be right"),
-        (StateDictOptions(flatten_optimizer_state_dict=True), "is a dict, but it needs a tensor"),
+    for how, text in (
+        ("full_state_dict", "only one of these can be right"),
+        ("flatten_optimizer_state_dict", "is a dict, but it needs a tensor"),
     ):
-        saved = get_optimizer_state_dict(first, theirs, options=options)
+        options = sd.StateDictOptions(**{how: True})
+        saved = sd.get_optimizer_state_dict(first, theirs, options=options)
         second, opt = whole_model(recipe())
         before = copy.deepcopy(opt.state_dict()["state"])
         with pytest.raises(ValueError, match=text):
-            set_optimizer_state_dict(second, opt, saved, options=options)
+            sd.set_optimizer_state_dict(second, opt, saved, options=options)
         assert_same(opt.state_dict()["state"], before)
-    options = StateDictOptions(full_state_dict=True)
-    saved = get_optimizer_state_dict(first, theirs, options=options)
+    options = sd.StateDictOptions(full_state_dict=True)
+    saved = sd.get_optimizer_state_dict(first, theirs, options=options)
     opt.register_state_dict_post_hook(adapters.decode_slots)
-    set_optimizer_state_dict(second, opt, saved, options=options)
+    sd.set_optimizer_state_dict(second, opt, saved, options=options)
     found = opt.state_dict()["state"][0]["exp_avg"]
     assert 0 < far(found, saved["state"]["w"]["exp_avg"]) < ERRORS["int8"]
     assert "exp_avg" not in opt.state[second["w"]]

@@ -6,11 +6,7 @@ import pickle
 import pytest
 import torch
 from helpers import assert_same, copy_of, through_file
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -50,9 +46,9 @@ def by_position(model, opt, twin, other):
 
 def by_name(flat):
     def load(model, opt, twin, other):
-        options = StateDictOptions(flatten_optimizer_state_dict=flat)
-        saved = through_file(get_optimizer_state_dict(model, opt, options=options))
-        set_optimizer_state_dict(other, twin, saved, options=options)
+        options = sd.StateDictOptions(flatten_optimizer_state_dict=flat)
+        saved = through_file(sd.get_optimizer_state_dict(model, opt, options=options))
+        sd.set_optimizer_state_dict(other, twin, saved, options=options)
 
     return load
 
