@@ -300,18 +300,8 @@ SCENES = {
     ),
     "accumulated more and more": accumulating_more_and_more,
     "every epoch": with_a_scheduler(lambda opt: lrs.ExponentialLR(opt, 0.5)),
-    "every second step": with_a_scheduler(
-        lambda opt: lrs.StepLR(opt, 1, 0.5), interval="step", frequency=2
-    ),
     "one cycle": with_a_scheduler(
-        lambda opt: lrs.OneCycleLR(opt, 0.2, total_steps=18), interval="step"
-    ),
-    "cyclic": with_a_scheduler(lambda opt: lrs.CyclicLR(opt, 0.01, 0.1, 4), interval="step"),
-    "warmup, then cosine": with_a_scheduler(
-        lambda opt: lrs.SequentialLR(
-            opt, [lrs.LinearLR(opt, 0.1, total_iters=3), lrs.CosineAnnealingLR(opt, 8)], [3]
-        ),
-        interval="step",
+        lambda opt: lrs.OneCycleLR(opt, 0.2, total_steps=18), interval="step", frequency=2
     ),
     "plateau": with_a_plateau,
     "none": some_steps_are_none,
@@ -328,7 +318,7 @@ SCENES = {
 
 
 PAIRS = [(scene, name) for name in ROWS for scene in SCENES]
-CYCLED = [(scene, "SGD") for scene in ("one cycle", "cyclic", "monitor")]
+CYCLED = [(scene, "SGD") for scene in ("one cycle", "monitor")]
 """Scenes that change momentum, too, which has another name there."""
 
 

@@ -359,7 +359,6 @@ def test_what_cannot_be_scaled_is_refused_as_with_torchs(pl, what):
             run(pl, make, "16-mixed", **args)
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 @precisions
 @pytest.mark.parametrize("kind", [pair("AdamW")[1], general(recipe)], ids=["AdamW", "recipe"])
 def test_resuming_is_bitwise_in_every_precision(pl, kind, precision, tmp_path):
