@@ -368,10 +368,10 @@ def test_the_second_process_needs_no_compiler(filled, read_only):
     assert got == {"w": [-0.125] * 4, "found": True, "compiler": [], "heard": []}
 
 
-def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
+def test_what_is_missing_beside_a_kept_kernel_is_built(filled, tmp_path):
     """As for another version of Python, whose first step finds the kernel of the first one."""
     here = tmp_path / "kernels"
-    said(start(here))
+    shutil.copytree(filled, here, copy_function=shutil.copyfile)
     (beside,) = here.glob("*.watch")
     beside.unlink()
     assert said(start(here))["found"]
@@ -439,12 +439,14 @@ def test_a_use_is_noted(shelf):
     assert (shelf / name).stat().st_mtime > time.time() - DAY
 
 
-def test_the_command_lists(shelf, capsys):
+def test_the_command_lists_and_prints_the_folder(shelf, capsys):
     assert cache.main([]) == 0
     first, *files = capsys.readouterr().out.splitlines()
     assert first == f"{shelf} holds 3 kernels of 3.0 MiB."
     found = [(line.split()[0][0], line.split()[-3]) for line in files]
     assert found == [("c", "0"), ("b", "10"), ("a", "100")]
+    assert cache.main(["--folder"]) == 0
+    assert capsys.readouterr().out == f"{shelf}\n"
 
 
 @pytest.mark.parametrize(
@@ -462,11 +464,6 @@ def test_the_command_prunes(shelf, capsys, flags, stays):
     assert left(shelf) == stays
     gone = 4 - len(stays)
     assert capsys.readouterr().out.startswith(f"Removed {gone} kernel{'s' * (gone != 1)} of")
-
-
-def test_the_command_prints_the_folder(shelf, capsys):
-    assert cache.main(["--folder"]) == 0
-    assert capsys.readouterr().out == f"{shelf}\n"
 
 
 @pytest.mark.parametrize(
