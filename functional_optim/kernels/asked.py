@@ -105,18 +105,15 @@ class _Watch(TorchFunctionMode):
         return args, kwargs
 
 
+def _of(home: Any, names: str) -> set[Any]:
+    """The functions of these names that torch, or its class of tensors, has."""
+    return {getattr(home, name) for name in names.split()}
+
+
 FILLS: dict[Any, int] = {torch.full_like: 1, Tensor.new_full: 2, torch.full: 1}
 """Functions that fill a tensor with a number, and which argument that is."""
 
-
-VALUED = {
-    torch.addcmul,
-    torch.addcdiv,
-    Tensor.addcmul,
-    Tensor.addcdiv,
-    Tensor.addcmul_,
-    Tensor.addcdiv_,
-}
+VALUED = _of(torch, "addcmul addcdiv") | _of(Tensor, "addcmul addcdiv addcmul_ addcdiv_")
 """Functions that multiply by a `value`, where others take a tensor for it."""
 
 CLAMPING = {torch.clamp, torch.clip, Tensor.clamp, Tensor.clip}
@@ -145,13 +142,8 @@ TENSOR: Any = Tensor
 
 SIZED = {
     TENSOR.nbytes.__get__,
-    Tensor.size,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.__len__,
-    torch.numel,
-    Tensor.is_same_size,
-    torch.is_same_size,
+    *_of(torch, "numel is_same_size"),
+    *_of(Tensor, "size numel nelement __len__ is_same_size"),
 }
 """Functions from a tensor to its sizes, besides those that return a tuple."""
 
@@ -162,42 +154,15 @@ KNOWN = (Tensor, torch.dtype, torch.device, torch.layout)
 """The types of what a recorded tensor has in common with those of the step."""
 
 FIXED = {
-    TENSOR.ndim.__get__,
-    Tensor.dim,
-    Tensor.ndimension,
-    Tensor.element_size,
-    TENSOR.itemsize.__get__,
-    Tensor.is_floating_point,
-    Tensor.is_complex,
-    Tensor.is_signed,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.is_signed,
-    torch.is_tensor,
-    torch.is_nonzero,
-    torch.equal,
-    torch.allclose,
-    Tensor.item,
-    Tensor.tolist,
-    Tensor.equal,
-    Tensor.allclose,
-    Tensor.is_nonzero,
-    Tensor.__bool__,
-    Tensor.__float__,
-    Tensor.__int__,
-    Tensor.__index__,
-    Tensor.__contains__,
-    Tensor.__format__,
-    Tensor.__repr__,
+    *(TENSOR.ndim.__get__, TENSOR.itemsize.__get__),
+    *_of(torch, "is_floating_point is_complex is_signed is_tensor is_nonzero equal allclose"),
+    *_of(Tensor, "dim ndimension element_size is_floating_point is_complex is_signed"),
+    *_of(Tensor, "item tolist equal allclose is_nonzero __bool__ __float__ __int__ __index__"),
+    *_of(Tensor, "__contains__ __format__ __repr__"),
 }
 """Functions whose results hold for tensors of all sizes, or are values, see `Recorder`."""
 
-READS = (
-    "_local_scalar_dense.default",
-    "equal.default",
-    "allclose.default",
-    "is_nonzero.default",
-)
+READS = ("_local_scalar_dense.default", "equal.default", "allclose.default", "is_nonzero.default")
 """Operations of ATen that return values."""
 
 READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}

@@ -12,18 +12,10 @@ import torch
 from functional_optim.kernels.node import Unsuitable
 
 STORED = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.bfloat16: "uint16_t",
-    torch.float16: "uint16_t",
-    torch.bool: "uint8_t",
-    torch.int8: "int8_t",
-    torch.uint8: "uint8_t",
-    torch.int16: "int16_t",
-    torch.int32: "int32_t",
-    torch.int64: "int64_t",
-    torch.float8_e4m3fn: "uint8_t",
-    torch.float8_e5m2: "uint8_t",
+    **{torch.float32: "float", torch.float64: "double"},
+    **dict.fromkeys((torch.bfloat16, torch.float16), "uint16_t"),
+    **dict.fromkeys((torch.bool, torch.float8_e4m3fn, torch.float8_e5m2), "uint8_t"),
+    **{getattr(torch, x): f"{x}_t" for x in ("int8", "uint8", "int16", "int32", "int64")},
 }
 """The C++ type of an element in memory."""
 

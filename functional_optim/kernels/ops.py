@@ -14,61 +14,30 @@ Kind = Literal[
     "input", "number", "const", "row", "iota", "inside", "point", "view", "fill", "reduce"
 ]
 
-SAME = {
-    "clone.default",
-    "detach.default",
-    "alias.default",
-    "lift_fresh.default",
-    "contiguous.default",
-}
+
+def _default(names: str) -> set[str]:
+    """The names of operations that have one overload."""
+    return {f"{name}.default" for name in names.split()}
+
+
+SAME = _default("clone detach alias lift_fresh contiguous")
 """Operations on elements that change nothing."""
 
 VIEW = {
-    "view.default",
-    "_unsafe_view.default",
-    "reshape.default",
-    "expand.default",
-    "unsqueeze.default",
-    "squeeze.default",
-    "squeeze.dim",
-    "squeeze.dims",
-    "permute.default",
-    "transpose.int",
-    "t.default",
-    "view_as.default",
-    "flatten.using_ints",
+    *_default("view _unsafe_view reshape expand unsqueeze squeeze permute t view_as"),
+    *("squeeze.dim", "squeeze.dims", "transpose.int", "flatten.using_ints"),
 }
 """Operations after which the same elements have other dimensions."""
 
-FILL = {
-    "full.default",
-    "full_like.default",
-    "zeros.default",
-    "zeros_like.default",
-    "ones.default",
-    "ones_like.default",
-    "new_full.default",
-    "new_zeros.default",
-    "new_ones.default",
-    "scalar_tensor.default",
-}
+FILL = _default(
+    "full full_like zeros zeros_like ones ones_like new_full new_zeros new_ones scalar_tensor"
+)
 """Operations that make a tensor of one number."""
 
 REDUCE = {
-    "sum.default": "sum",
-    "sum.dim_IntList": "sum",
-    "mean.default": "mean",
-    "mean.dim": "mean",
-    "amax.default": "max",
-    "amin.default": "min",
-    "max.default": "max",
-    "min.default": "min",
-    "any.default": "any",
-    "any.dim": "any",
-    "any.dims": "any",
-    "all.default": "all",
-    "all.dim": "all",
-    "all.dims": "all",
+    **{"sum.default": "sum", "sum.dim_IntList": "sum", "mean.default": "mean", "mean.dim": "mean"},
+    **{"amax.default": "max", "amin.default": "min", "max.default": "max", "min.default": "min"},
+    **{f"{x}.{y}": x for x in ("any", "all") for y in ("default", "dim", "dims")},
 }
 """Operations that make one value of several elements."""
 
