@@ -25,15 +25,7 @@ from torch import Tensor
 
 from functional_optim.core import modes
 from functional_optim.kernels import normals
-from functional_optim.kernels.counters import (
-    FIRST,
-    GOLDEN,
-    LANES,
-    MULTIPLIER,
-    ROUNDS,
-    SECOND,
-    WEYL,
-)
+from functional_optim.kernels.counters import FIRST, GOLDEN, LANES, MULTIPLIER, ROUNDS, SECOND, WEYL
 
 MASK = 0xFFFFFFFF
 BLOCK, LAUNCH = 1 << 14, 1 << 22

@@ -8,29 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.execution import (
-    Leaf,
-    measure,
-    run_all_stored,
-    slots_without_gradient,
-)
+from functional_optim.core.execution import Leaf, measure, run_all_stored, slots_without_gradient
 from functional_optim.core.first_slots import explain
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.rule import Placement, turns_of
-from functional_optim.core.scalars import (
-    Caster,
-    Key,
-    StepScalars,
-)
+from functional_optim.core.scalars import Caster, Key, StepScalars
 from functional_optim.core.sparse import densified, run_rows
 from functional_optim.core.storage import Slots
-from functional_optim.core.totals import (
-    Missing,
-    Totals,
-    nothing_measured,
-    over_groups,
-    sum_parts,
-)
+from functional_optim.core.totals import Missing, Totals, nothing_measured, over_groups, sum_parts
 from functional_optim.core.traits import check_rules, trial_of, unchecked
 
 

@@ -22,9 +22,7 @@ from functional_optim.core.recording import kept_for
 from functional_optim.engine.executor import How
 from functional_optim.engine.graph_step import WholeStep, first_places, written
 from functional_optim.engine.graphs import stepped
-from functional_optim.engine.plan import (
-    commit,
-)
+from functional_optim.engine.plan import commit
 from functional_optim.engine.tree_plan import TreePlan, check_apart
 from functional_optim.kernels.interrupts import held
 from functional_optim.kernels.private import differentiated, set_grad_enabled

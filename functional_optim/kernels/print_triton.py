@@ -34,14 +34,7 @@ from functional_optim.kernels.triton_primitives import (
     put,
     type_of,
 )
-from functional_optim.kernels.triton_spaces import (
-    CHUNK,
-    CONFIGS,
-    Blocks,
-    Flat,
-    LaunchConfig,
-    Tiles,
-)
+from functional_optim.kernels.triton_spaces import CHUNK, CONFIGS, Blocks, Flat, LaunchConfig, Tiles
 
 
 class KernelVariant(NamedTuple):

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.combinators.local_steps import (
-    Synced,
-    check_alone,
-    copied,
-    no_steps,
-)
+from functional_optim.combinators.local_steps import Synced, check_alone, copied, no_steps
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.paths import Mask, chosen, masked_by, subtree

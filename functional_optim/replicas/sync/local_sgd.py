@@ -7,12 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.combinators.local_steps import (
-    Synced,
-    check_alone,
-    copied,
-    no_steps,
-)
+from functional_optim.combinators.local_steps import Synced, check_alone, copied, no_steps
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 
