@@ -26,13 +26,8 @@ from functional_optim.engine.shards import ShardExecutor
 from functional_optim.kernels.keys import are_own, static_key
 
 EXECUTORS: list[type[Executor]] = [
-    ShardExecutor,
-    DividedExecutor,
-    NativeExecutor,
-    TritonExecutor,
-    ProductExecutor,
-    JoinedExecutor,
-    PerTensorExecutor,
+    *(ShardExecutor, DividedExecutor, NativeExecutor, TritonExecutor),
+    *(ProductExecutor, JoinedExecutor, PerTensorExecutor),
 ]
 """In the order in which they are asked; the last one takes everything."""
 
@@ -108,6 +103,11 @@ class TensorGroup:
         maybe = (ShardExecutor, DividedExecutor, PerTensorExecutor)
         self.divided = any(isinstance(x, maybe) for x in self.executors)
         """Whether gradients may have to be divided between processes as their parameters are."""
+
+    def of(self, *given: Any, **more: Any) -> TensorGroup:
+        """Another group that is run in the same way; the arguments are those of `TensorGroup`."""
+        own: dict[str, Any] = {"how": self.how, "counts": self.counts, "kept": self.kept}
+        return TensorGroup(*given, **{**own, **more})
 
     def _assigned(
         self, members: Iterable[int], grads: list[Tensor], classes: Sequence[type[Executor]]
@@ -203,16 +203,8 @@ def _same_code(a: Placement, b: Placement) -> bool:
 
 def same_leaves(placements: tuple[Placement, ...], wheres: Sequence[Any] | None) -> bool:
     """Whether rules act on the leaves that these choices select, as far as their code says."""
-    if wheres is None or len(placements) != len(wheres):
-        return False
-    for placement, where in zip(placements, wheres, strict=True):
-        if len(placement.where) != len(where):
-            return False
-        for (a, x), (b, y) in zip(placement.where, where, strict=True):
-            if (
-                x != y
-                or a.patterns != b.patterns
-                or static_key(a.predicate) != static_key(b.predicate)
-            ):
-                return False
-    return True
+
+    def key(where: Any) -> list[Any]:
+        return [(x, own.patterns, static_key(own.predicate)) for own, x in where]
+
+    return wheres is not None and [key(x.where) for x in placements] == list(map(key, wheres))

@@ -17,14 +17,7 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core import memory, modes
-from functional_optim.core.execution import (
-    Leaf,
-    batches,
-    fresh_ones,
-    run,
-    run_batch,
-    run_batched,
-)
+from functional_optim.core.execution import Leaf, batches, fresh_ones, run, run_batch, run_batched
 from functional_optim.core.numbers import Numbers, form_of, in_turn
 from functional_optim.core.ownership import Partition, Partitions, run_owned
 from functional_optim.core.recording import Body
@@ -195,16 +188,8 @@ class StagedStep:
 
     def _group(self, placements: list[Placement], slots: list[list[Slots]], grads: Any) -> Any:
         owner, used = self.owner, len(placements)
-        return type(owner.group)(
-            tuple(placements),
-            owner.params,
-            [own[:used] for own in slots],
-            grads,
-            how=owner.group.how,
-            counts=(0,) * used,
-            turns=owner.turns,
-            kept=owner.group.kept,
-        )
+        given = tuple(placements), owner.params, [own[:used] for own in slots], grads
+        return owner.group.of(*given, counts=(0,) * used, turns=owner.turns)
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile its kernels; False if one of them cannot be had."""

@@ -51,17 +51,9 @@ class ShardExecutor(Executor):
         local, *held = self._columns()
         kept = [x for x in chain(*held) if x is not None]
         self.guard = TensorGuard(grads, local, kept, tuple(chain(local, *held)))
-        self.inner = type(self.group)(
-            self.group.placements,
-            params,
-            slots,
-            grads,
-            how=self.group.how,
-            counts=self.group.counts,
-            turns=self.turns,
-            parts=[_shared(p, own) for p, own in zip(self.params, self.slots, strict=True)],
-            kept=self.group.kept,
-        )
+        parts = [_shared(p, own) for p, own in zip(self.params, self.slots, strict=True)]
+        given = self.group.placements, params, slots, grads
+        self.inner = self.group.of(*given, turns=self.turns, parts=parts)
 
     @classmethod
     def accepts(
