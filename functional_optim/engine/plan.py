@@ -24,11 +24,7 @@ from functional_optim.core.lift import everywhere
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Acting, Goal, takes_turns, turns_of
-from functional_optim.core.scalars import (
-    BoundScalars,
-    Key,
-    StepScalars,
-)
+from functional_optim.core.scalars import BoundScalars, Key, StepScalars
 from functional_optim.core.totals import (
     ReductionOrder,
     next_measurement,
@@ -224,18 +220,13 @@ class StepPlan:
 
 
 class StepContext(StepScalars):
-    """A group's part in one step: its gradients, and the progress of its numbers."""
+    """A group's part in one step: its gradients, and the progress of its numbers.
 
-    def __init__(
-        self,
-        tensors: TensorGroup,
-        grads: list[Tensor],
-        t: Any,
-        carry: Any,
-        extra: dict[str, Any],
-        shared_time: Any = None,
-    ) -> None:
-        super().__init__(tensors.placements, t, carry, extra, shared_time)
+    given: as in `StepScalars`, after the rules.
+    """
+
+    def __init__(self, tensors: TensorGroup, grads: list[Tensor], *given: Any) -> None:
+        super().__init__(tensors.placements, *given)
         self.tensors = tensors
         self.skip: Tensor | None = None
         self.grads = grads

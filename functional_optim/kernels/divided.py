@@ -30,22 +30,15 @@ class DividedLaunch(Launch):
 
     Args:
         combine: puts vectors of the processes together.
+        native, sizes, given, wholes: as in `Launch`.
     """
 
     def __init__(
-        self,
-        native: Native,
-        sizes: Sequence[Sequence[int]],
-        rows: Sequence[Sequence[int]],
-        constants: Sequence[Sequence[float]],
-        threads: int,
-        *,
-        wholes: Sequence[int],
-        combine: Combine,
+        self, combine: Combine, native: Native, sizes: Any, *given: Any, wholes: Sequence[int]
     ) -> None:
-        super().__init__(native, sizes, rows, constants, threads, wholes=wholes)
+        super().__init__(native, sizes, *given, wholes=wholes)
         self.combine = combine
-        self.sizes = sizes
+        self.sizes: Sequence[Sequence[int]] = sizes
         self.phases: list[list[Total]] = [[]]
 
     @property

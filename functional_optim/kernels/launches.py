@@ -7,6 +7,7 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -193,6 +194,7 @@ class Together:
             raise
 
 
+@dataclass(eq=False, repr=False)
 class Launches:
     """The launches of a task: over all its tensors, or over those of a kind each.
 
@@ -204,16 +206,12 @@ class Launches:
             parameters are; None: they are so.
     """
 
-    def __init__(
-        self,
-        found: Sequence[tuple[list[int], Any]],
-        members: list[int] | None,
-        readable: Callable[[list[Tensor]], list[Tensor]] | None,
-    ) -> None:
-        self.found = found
-        self.members = members
-        self.readable = readable
-        self.only = found[0][1] if len(found) == 1 else None
+    found: Sequence[tuple[list[int], Any]]
+    members: list[int] | None
+    readable: Callable[[list[Tensor]], list[Tensor]] | None
+
+    def __post_init__(self) -> None:
+        self.only = self.found[0][1] if len(self.found) == 1 else None
 
     def step(self, grads: list[Tensor], scalars: Any) -> list[Callable[[], tuple[float, ...]]]:
         """The calls, which return what they measure. scalars: those of the step."""
