@@ -267,42 +267,30 @@ def narrowed(
     fill: from parameters as the transformation gets them to the tree. cut: from a tree to what the
     transformation gets.
     """
-    known = {name: x for name, x in extra.items() if name in NARROWED}
-    return {**extra, **{name: NARROWED[name](x, fill, cut) for name, x in known.items()}}
 
-
-def completed(fn: Any, fill: Callable[[Any], Any]) -> Any:
-    """A function of all parameters as a function of some of them, with its declared structure.
-
-    fill: adds the other parameters.
-    """
-    if hasattr(fn, "over"):
-        return fn.over(fill)
-    return (lambda params: fn(fill(params))) if callable(fn) else fn
-
-
-def _gradients_of(fn: Any, fill: Callable[[Any], Any], cut: Callable[[Any], Any]) -> Any:
-    return (lambda params: cut(fn(fill(params)))) if callable(fn) else fn
-
-
-def _value_and_gradients_of(fn: Any, fill: Callable[[Any], Any], cut: Callable[[Any], Any]) -> Any:
-    def narrowed(params: Any) -> Any:
-        found = fn(fill(params))
+    def pair(found: Any) -> Any:
         if isinstance(found, tuple) and len(found) == 2:
             return found[0], cut(found[1])
         return found  # the transformation raises an error
 
-    return narrowed if callable(fn) else fn
+    changes = {"residual_fn": None, "value_fn": None, "grad_fn": cut, "value_and_grad": pair}
+    new = {name: completed(x, fill, changes[name]) for name, x in extra.items() if name in changes}
+    if "grad" in extra:
+        new["grad"] = cut(extra["grad"])
+    return {**extra, **new}
 
 
-NARROWED: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[Any], Any]], Any]] = {
-    "residual_fn": lambda fn, fill, cut: completed(fn, fill),
-    "value_fn": lambda fn, fill, cut: completed(fn, fill),
-    "grad_fn": _gradients_of,
-    "value_and_grad": _value_and_gradients_of,
-    "grad": lambda grads, fill, cut: cut(grads),
-}
-"""By the names of extra arguments: what `narrowed` makes of one, `fill` and `cut`."""
+def completed(fn: Any, fill: Callable[[Any], Any], change: Any = None) -> Any:
+    """A function of all parameters as a function of some of them.
+
+    fill: adds the other parameters. change: of the results; None: they stay, and the function keeps
+    its declared structure.
+    """
+    if change is None and hasattr(fn, "over"):
+        return fn.over(fill)
+    if not callable(fn):
+        return fn
+    return lambda params: fn(fill(params)) if change is None else change(fn(fill(params)))
 
 
 def check_moved(grads: Any, updates: Any) -> None:
