@@ -169,8 +169,6 @@ class Recorder(ModeBase):
         nodes = [x for x in (*given, *own.values()) if isinstance(x, Node)]
         host = bool(nodes) and all(x.host for x in nodes)
         if not isinstance(out, (tuple, list)):
-            if not isinstance(out, Tensor):
-                raise Unsuitable(f"the operation {op}", self.rule)
             if op == ops.CAST and not isinstance(given[0], Node):  # of a number, inside of vmap
                 self._constant(out)
                 return
@@ -305,7 +303,7 @@ class Recorder(ModeBase):
 
     def _mutated(self, func: Any, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation in place on a tensor that the rule has made, as one that makes another."""
-        targets = _written(func, args, kwargs)
+        targets = written(func, args, kwargs)
         self.refuse_write(op.partition(".")[0], targets)
         target = targets[0] if len(targets) == 1 else None
         node = self.node_of(target)
@@ -318,16 +316,10 @@ class Recorder(ModeBase):
         wide = {ops.opmath(torch.result_type(target, x)) for x in args if isinstance(x, Tensor)}
         if wide != {ops.opmath(target.dtype)} and op != "copy_.default":
             raise Unsuitable(f"the operation {op} of a wider dtype in place", self.rule)
-        plain = op.replace("_.", ".", 1)
-        if plain == "copy.default":
-            if target.dtype != args[1].dtype or target.shape != args[1].shape:
-                raise Unsuitable("a copy into another dtype or shape", self.rule)
-            func(*args, **kwargs)
-            plain, args = "clone.default", args[1:2]
-        else:
-            func(*args, **kwargs)
+        plain, own = not_in_place(op, args, self.rule)
+        func(*args, **kwargs)
         self.values.pop(node.index, None)
-        self._take(plain, args, kwargs, target)
+        self._take(plain, own, kwargs, target)
         return target
 
     def refuse_write(self, what: str, targets: Sequence[Any]) -> None:
@@ -348,7 +340,7 @@ class Recorder(ModeBase):
 Recorder.__torch_dispatch__ = Recorder.see
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors that an operation writes into."""
     found: list[Any] = []
     for i, x in enumerate(func._schema.arguments):
@@ -356,6 +348,18 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
             given = kwargs.get(x.name) if x.kwarg_only or i >= len(args) else args[i]
             found += given if isinstance(given, (list, tuple)) else [given]
     return [x for x in found if x is not None]
+
+
+def not_in_place(
+    op: str, args: tuple[Any, ...], rule: int | None = None
+) -> tuple[str, tuple[Any, ...]]:
+    """An operation in place, and its arguments, as one that makes another tensor."""
+    plain = op.replace("_.", ".", 1)
+    if plain != "copy.default":
+        return plain, args
+    if args[0].dtype != args[1].dtype or args[0].shape != args[1].shape:
+        raise Unsuitable("a copy into another dtype or shape", rule)
+    return "clone.default", args[1:2]
 
 
 def record(

@@ -19,6 +19,7 @@ from functional_optim.kernels.asked import READING, READS
 from functional_optim.kernels.decomposed import DECOMPOSED, OF_DERIVATIVES
 from functional_optim.kernels.node import Node, Unsuitable, indexed, nodes_in, reached
 from functional_optim.kernels.private import DispatchMode, ModeBase
+from functional_optim.kernels.record import not_in_place, written
 
 SEVERAL = {**DECOMPOSED, **OF_DERIVATIVES}
 CONSTANT = ("full.default", "fixed")
@@ -125,9 +126,8 @@ class Tape(ModeBase):
                 args, kwargs = (args[0].to(kwargs["dtype"]), *args[1:]), {**kwargs, "dtype": None}
         given = self._nodes(args)
         named = {key: self._nodes(x) for key, x in kwargs.items() if x is not None}
-        mutated = [i for i, x in enumerate(func._schema.arguments) if _written(x)]
-        if mutated:
-            return self._mutated(func, args, kwargs, given, named, mutated)
+        if func._schema.is_mutable:
+            return self._mutated(func, args, kwargs, given, named)
         out = func(*args, **kwargs)
         results = out if isinstance(out, (tuple, list)) else (out,)
         if not any(isinstance(x, Tensor) for x in results) and op not in READS:
@@ -154,27 +154,18 @@ class Tape(ModeBase):
         if same is not None:
             self.known[_key(x)] = same
 
-    def _mutated(
-        self, func: Any, args: Any, kwargs: Any, given: Any, named: dict[str, Any], which: list[int]
-    ) -> Any:
+    def _mutated(self, func: Any, args: Any, kwargs: Any, given: Any, named: Any) -> Any:
         """An operation in place, as one that makes another tensor."""
         target, op = args[0], str(func).removeprefix("aten.")
         views = self.places.get(target.untyped_storage().data_ptr(), set())
         whose = given[0].op if isinstance(given[0], Node) else ""
-        if which != [0] or len(views) > 1 or "_." not in op or whose in ("input", "captured", ""):
+        only = [x is target for x in written(func, args, kwargs)] == [True]
+        if not only or len(views) > 1 or "_." not in op or whose in ("input", "captured", ""):
             raise Unsuitable(f"the operation {op} in place")
-        plain = op.replace("_.", ".", 1)
-        if plain not in ("copy.default", "zero.default") and ops.kind(plain) not in (
-            "point",
-            "view",
-        ):
+        plain, own = not_in_place(op, args)
+        if plain != "zero.default" and ops.kind(plain) not in ("point", "view"):
             raise Unsuitable(f"the operation {op} in place")
-        out = func(*args, **kwargs)
-        if plain == "copy.default":
-            source = args[1]
-            if source.shape != target.shape or source.dtype != target.dtype:
-                raise Unsuitable("a copy into another dtype or shape")
-            plain, given = "clone.default", given[1:2]
+        given, out = self._nodes(own), func(*args, **kwargs)
         if self.inside:
             self._said(op, (op, indexed(given), indexed(named)), target)
         if plain == "zero.default":
@@ -242,10 +233,6 @@ def _key(x: Tensor) -> Any:
     strides = [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
     bits = x.is_neg(), x.is_conj()
     return x.data_ptr(), x.dtype, tuple(x.shape), tuple(strides), bits
-
-
-def _written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _simpler(node: Node) -> Node | None:
