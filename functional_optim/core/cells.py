@@ -10,12 +10,24 @@ with β = 0.999 changes by a thousandth in a step. Below the first code it round
 momentum that was randomly rounded to a larger one would be a large step.
 
 An element that is not finite becomes NaN; it does not affect the others of its block.
+
+Each class of cells has
+
+* `kind`: its name in `stored`, or `master_weights`;
+* `fields`: the names of the stored tensors. The first one of a slot is the kind, which determines
+  the decoding; "" for the tensor with the name of the slot;
+* `entrywise`: whether all stored tensors have the shape of the slot;
+* `encode(x, noise)`: the stored tensors of blocks. x: float32, (…, block). noise: random int32 of
+  the same shape, or None;
+* `decode(stored)`: blocks of float32.
+
+All tensors may have more leading dimensions.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,35 +46,6 @@ OVER = 1 << 23
 
 SMALLEST = 27 << 23
 """The smallest scale of a block, 2⁻¹⁰⁰: below, quotients would underflow."""
-
-
-class BlockFormat(Protocol):
-    """The encoding of the elements of a block. All tensors may have more leading dimensions."""
-
-    @property
-    def kind(self) -> str:
-        """Its name in `stored`, or `master_weights`."""
-        ...
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of the stored tensors. The first one of a slot is the kind, which determines
-        the decoding; "" for the tensor with the name of the slot."""
-        ...
-
-    @property
-    def entrywise(self) -> bool:
-        """Whether all stored tensors have the shape of the slot."""
-        ...
-
-    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        """The stored tensors of blocks. x: float32, (…, block). noise: random int32 of the same
-        shape."""
-        ...
-
-    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
-        """Blocks of float32."""
-        ...
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -318,7 +301,7 @@ class Compensated(NamedTuple):
         return stored[0].to(torch.float32) + stored[1].to(torch.float32)
 
 
-CELLS: dict[str, BlockFormat] = {
+CELLS = {
     cells.fields[0]: cells
     for cells in (
         Companded(8, True, 4),
