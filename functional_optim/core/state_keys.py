@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -127,15 +128,8 @@ def _once(keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 
 def _lay_out(chain: Chain) -> Layout:
-    for i, first in enumerate(chain):
-        for second in chain[i + 1 :] if first.after == "step" else ():
-            if not (second.after == "step" or first.apart_from(second)):
-                raise ValueError(
-                    f"{second.name or 'a rule'} stands after {first.name}, which reads the "
-                    f"parameters after the update; put {first.name} last in the chain."
-                )
-    _check_order(chain)
-    _check_masters(chain)
+    for first, second in combinations(chain, 2):
+        _check_pair(first, second)
     check_rates(chain)
     slots, carry = [x.slots for x in chain], [x.carry for x in chain]
     hyper = [tuple([key for name, n in x.hyper for key in _each(name, n)]) for x in chain]
@@ -156,27 +150,26 @@ def indices_by_name(rules: Sequence[RuleNames | Placement]) -> tuple[int, ...]:
     return tuple([names[:i].count(name) for i, name in enumerate(names)])
 
 
-def _check_masters(chain: Chain) -> None:
-    """Raise ValueError if two rules store bits of one parameter."""
-    known = [part for part in chain if part.master]
-    for i, first in enumerate(known):
-        if not all(first.apart_from(second) for second in known[i + 1 :]):
-            raise ValueError(
-                "this chain has two master_weights, and a parameter can only be divided once; put "
-                "one around the whole chain."
-            )
-
-
-def _check_order(chain: Chain) -> None:
-    """Raise ValueError if a learning rate multiplies a step that another rule has changed."""
-    for i, first in enumerate(chain):
-        for second in chain[i + 1 :] if first.after == "lr" else ():
-            scales = any(name == "lr" for name, _ in second.hyper)
-            if scales and set(second.where) <= set(first.where):
-                raise ValueError(
-                    f"{second.name} stands after {first.name}, which works on the step that is "
-                    f"added to the parameters; put {first.name} after {second.name}."
-                )
+def _check_pair(first: RuleNames, second: RuleNames) -> None:
+    """Raise ValueError if the second rule may not stand after the first one: because only that
+    reads the new parameters, because it multiplies a step that that has changed by a learning rate,
+    or because both store bits of one parameter."""
+    if first.after == "step" and second.after != "step" and not first.apart_from(second):
+        raise ValueError(
+            f"{second.name or 'a rule'} stands after {first.name}, which reads the parameters "
+            f"after the update; put {first.name} last in the chain."
+        )
+    scales = first.after == "lr" and any(name == "lr" for name, _ in second.hyper)
+    if scales and set(second.where) <= set(first.where):
+        raise ValueError(
+            f"{second.name} stands after {first.name}, which works on the step that is added to "
+            f"the parameters; put {first.name} after {second.name}."
+        )
+    if first.master and second.master and not first.apart_from(second):
+        raise ValueError(
+            "this chain has two master_weights, and a parameter can only be divided once; put one "
+            "around the whole chain."
+        )
 
 
 def check_rates(chain: Chain) -> None:
@@ -186,16 +179,13 @@ def check_rates(chain: Chain) -> None:
     are allowed.
     """
     rates = [set(part.where) for part in chain if part.name == "scale_by_lr"]
-    for i, a in enumerate(rates):
-        for b in rates[i + 1 :]:
-            if a <= b or b <= a:
-                raise ValueError(
-                    "this chain multiplies the same updates by two learning rates, each with a "
-                    "minus sign, so it would go uphill. Leave one out: adam(lr), or "
-                    "chain(scale_by_adam(), scale_by_lr(lr)). To change the size of a finished "
-                    "step, add scale or scale_by_schedule. If each acts in other steps, name them "
-                    "by named_chain."
-                )
+    if any(a <= b or b <= a for a, b in combinations(rates, 2)):
+        raise ValueError(
+            "this chain multiplies the same updates by two learning rates, each with a minus sign, "
+            "so it would go uphill. Leave one out: adam(lr), or chain(scale_by_adam(), "
+            "scale_by_lr(lr)). To change the size of a finished step, add scale or "
+            "scale_by_schedule. If each acts in other steps, name them by named_chain."
+        )
 
 
 def _each(name: str, length: int) -> list[str]:
