@@ -23,13 +23,7 @@ from functional_optim.core.execution import Leaf, measure, run_all_stored
 from functional_optim.core.modes import with_cpu_as_default
 from functional_optim.core.numbers import Form, flag_of, kinds_of, tensor_of, with_forms
 from functional_optim.core.rule import Goal, Placement, Rule
-from functional_optim.core.small import (
-    check_shapes,
-    filled,
-    sizes_of,
-    slots_like,
-    small_shapes,
-)
+from functional_optim.core.small import check_shapes, filled, sizes_of, slots_like, small_shapes
 from functional_optim.core.storage import Slots, missing_slots, stored_slots
 from functional_optim.kernels import asked, record
 from functional_optim.kernels import graph as graphs
@@ -266,8 +260,11 @@ class Body:
         if not plain.is_flat(g, p, rows, whole=True):
             raise Unsuitable("packed slots of a rule that is not element-wise")
         found: list[Graph] = []
+        codecs = [x for own in self.placements for x in own.rule.storage.codecs.values()]
+        # in 4 bits a byte holds two elements, from both halves of a block
+        half = any(isinstance(x, InBlocks) and getattr(x.cells, "bits", 8) == 4 for x in codecs)
+        inner = (-2, -block // 2) if half else (-block,)
         for count in (7, 11):
-            inner = (-2, -block // 2) if self._halves(slots) else (-block,)
             seen = self.tensors(g, p, slots, (count * block,))
             found.append(self._laid_out(seen, (count, *inner), block))
         if not graphs.same(*found) or graphs.differing(*found):
@@ -275,15 +272,6 @@ class Body:
         made = graphs.merged(found[0])
         made.block = block
         return made
-
-    def _halves(self, slots: Sequence[Slots]) -> bool:
-        """Whether a byte holds two elements, from both halves of a block."""
-        return any(
-            getattr(codec.cells, "bits", 8) == 4
-            for placement in self.placements
-            for codec in placement.rule.storage.codecs.values()
-            if isinstance(codec, InBlocks)
-        )
 
     def _recorded(
         self, g: Tensor, p: Tensor, slots: Sequence[Slots], shape: tuple[int, ...]
