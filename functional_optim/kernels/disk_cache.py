@@ -6,6 +6,7 @@ its owner's (or the administrator's) alone. `FUNCTIONAL_OPTIM_CACHE` names anoth
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import logging
@@ -23,11 +24,6 @@ from typing import NamedTuple
 
 from functional_optim.kernels.callers import warn_once
 from functional_optim.kernels.isa_levels import PREBUILT
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
 
 log = logging.getLogger("functional_optim")
 
@@ -89,21 +85,18 @@ def _checked(path: Path) -> tuple[Path | None, str]:
         found = path.stat()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         return None, f"it cannot be used ({error})"
-    if hasattr(os, "getuid"):
-        open_above = [p for p, mode in above if mode & stat.S_IWOTH and not mode & stat.S_ISVTX]
-        if found.st_uid not in (0, os.getuid()):
-            return None, "it belongs to somebody else"
-        if not _is_private(found):
-            return None, "others can write to it; take that right away with chmod go-w"
-        if open_above:
-            return None, f"others can replace it, as everybody can write to {open_above[0]}"
+    open_above = [p for p, mode in above if mode & stat.S_IWOTH and not mode & stat.S_ISVTX]
+    if found.st_uid not in (0, os.getuid()):
+        return None, "it belongs to somebody else"
+    if not _is_private(found):
+        return None, "others can write to it; take that right away with chmod go-w"
+    if open_above:
+        return None, f"others can replace it, as everybody can write to {open_above[0]}"
     return path, ""
 
 
 def _is_private(found: os.stat_result) -> bool:
     """Can only this user, or the administrator, have written there?"""
-    if not hasattr(os, "getuid"):
-        return True
     mine = found.st_uid in (0, os.getuid())
     return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
@@ -231,7 +224,7 @@ def build_lock(name: str, *, wait: bool = True) -> Iterator[bool]:
     The operating system releases the lock of a process that is killed. wait: for another process
     that holds it. Yields False if the other process still holds it.
     """
-    here = None if fcntl is None else _usable()[0]
+    here, _ = _usable()
     path = Path() if here is None else here / f"{name}.lock"
     try:
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
@@ -250,7 +243,6 @@ def build_lock(name: str, *, wait: bool = True) -> Iterator[bool]:
 
 
 def _locked(handle: int, patience: float) -> bool:
-    assert fcntl is not None
     begun, quiet = time.monotonic(), True
     while True:
         try:

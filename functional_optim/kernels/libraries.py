@@ -58,8 +58,7 @@ def _in_a_fork() -> None:
         pending.locks.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_fork)
+os.register_at_fork(after_in_child=_in_a_fork)
 
 
 class PendingBuild:

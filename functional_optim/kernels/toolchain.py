@@ -259,10 +259,7 @@ def _clear(folder: Path, processes: list[Any], owner: int) -> None:
         return
     for process in processes:
         if process.poll() is None:
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         process.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)
