@@ -74,20 +74,13 @@ def amax(x: Any, dims: Sequence[int]) -> Any:
     local = part(x)
     if not is_sharded(x) or all(local.shape[i] for i in dims):
         return x.amax(dims, keepdim=True)
-    from torch.distributed.tensor import DTensor, Partial
+    from torch.distributed.tensor import Partial
 
     sizes, shape = ([1 if i in dims else n for i, n in enumerate(y.shape)] for y in (local, x))
     placements = [
         Partial("max") if getattr(where, "dim", None) in dims else where for where in x.placements
     ]
-    return DTensor.from_local(
-        local.new_zeros(sizes),
-        x.device_mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=torch.empty(shape, device="meta").stride(),
-    )
+    return from_part(local.new_zeros(sizes), x, torch.Size(shape), placements)
 
 
 def by_rows(x: Any) -> Any:
@@ -132,10 +125,10 @@ def gradient_of(p: Any, g: Any) -> Any:
     return placed_like(g, p) if is_sharded(g) else g
 
 
-def from_part(part: Any, like: Any, shape: torch.Size | None = None) -> Any:
+def from_part(part: Any, like: Any, shape: torch.Size | None = None, placements: Any = None) -> Any:
     """The DTensor with the placements of another one and this local shard.
 
-    shape: of the whole, if it is not that of `like`.
+    shape, placements: of the whole, if they are not those of `like`.
     """
     from torch.distributed.tensor import DTensor
 
@@ -143,7 +136,7 @@ def from_part(part: Any, like: Any, shape: torch.Size | None = None) -> Any:
     return DTensor.from_local(
         part,
         like.device_mesh,
-        like.placements,
+        placements or like.placements,
         run_check=False,
         shape=like.shape if shape is None else shape,
         stride=stride,
