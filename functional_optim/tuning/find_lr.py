@@ -148,15 +148,15 @@ def find_lr(
     if chunk is None:
         state = _bytes(tx_factory(tried[0]).init(detached))
         chunk = max(1, MEMORY // max(1, 2 * state + 4 * _bytes(params)))
-    random = RandomState(params)
+    restore = random_state(params)
     try:
         given = _batches(batches, steps)
-        runs = SweepRuns(loss_fn, tx_factory, detached, given, random, has_aux=has_aux)
+        runs = SweepRuns(loss_fn, tx_factory, detached, given, restore, has_aux=has_aux)
         text = f"find_lr, {len(tried)} values of {name}: steps"
         with showing(text, len(tried) * steps, progress) as show:
             losses = base.unrecorded(runs.losses, tried, chunk, compile, show)
     finally:
-        random.restore()
+        restore()
     for said in runs.said:
         warnings.warn(f"functional_optim: {said}.", RuntimeWarning, stacklevel=2)
     if len(tried) > 1 and steps > 1 and bool((losses == losses[0]).all()):
@@ -250,21 +250,20 @@ Show = Callable[[int], object]
 """Called with the number of finished steps; a step of several copies counts as several."""
 
 
-class RandomState:
-    """The current states of torch's generators of the CPU and of the devices of the parameters."""
+def random_state(params: Any) -> Callable[[], None]:
+    """A function that restores the current states of torch's generators of the CPU and of the
+    devices of the parameters."""
+    kept = [partial(torch.set_rng_state, torch.get_rng_state())]
+    for device in {p.device for p in tree.leaves(params)}:
+        if device.type != "cpu":
+            module = torch.get_device_module(device)
+            kept.append(partial(module.set_rng_state, module.get_rng_state(device), device=device))
 
-    def __init__(self, params: Any) -> None:
-        self.kept: list[tuple[Callable[[Tensor], object], Tensor]]
-        self.kept = [(torch.set_rng_state, torch.get_rng_state())]
-        for device in {p.device for p in tree.leaves(params)}:
-            if device.type != "cpu":
-                module = torch.get_device_module(device)
-                put = partial(module.set_rng_state, device=device)
-                self.kept.append((put, module.get_rng_state(device)))
+    def restore() -> None:
+        for put in kept:
+            put()
 
-    def restore(self) -> None:
-        for put, state in self.kept:
-            put(state)
+    return restore
 
 
 @dataclass(eq=False)
@@ -272,16 +271,15 @@ class SweepRuns:
     """Runs from the same parameters over the same batches.
 
     params: the parameters, which are copied. batches: the arguments of the loss after the
-    parameters, one tuple for each step. random: the initial states of the random generators of each
-    run.
-    said: fallbacks, and their reasons.
+    parameters, one tuple for each step. restore: sets the random generators to their
+    initial states, before each run. said: fallbacks, and their reasons.
     """
 
     loss_fn: Loss
     tx_factory: Factory
     params: Any
     batches: Sequence[tuple[Any, ...]]
-    random: RandomState
+    restore: Callable[[], None]
     has_aux: bool
     said: list[str] = field(default_factory=list)
     functions: tuple[Callable[..., Any], ...] = ()
@@ -307,7 +305,7 @@ class SweepRuns:
             said = ""
             while len(rows) == start // size:
                 text, way = ways[-1]
-                self.random.restore()
+                self.restore()
                 try:
                     rows.append(
                         way(some, lambda done, start=start: show(start * len(self.batches) + done))
@@ -335,12 +333,16 @@ class SweepRuns:
             _refuse(error, 1)
 
     def _in_turn(self, values: Sequence[float], show: Show) -> Tensor:
-        """The losses [values, steps] of runs one after another."""
-        rows: list[Tensor] = []
-        for i, value in enumerate(values):
-            self.random.restore()
-            rows.append(self._alone(value, lambda k, i=i: show(i * len(self.batches) + k)))
-        return torch.stack(rows)
+        """The losses [values, steps] of runs one after another, by autograd."""
+        losses: list[Tensor] = []
+        for value in values:
+            self.restore()
+            params, state = self.params, self.tx_factory(value).init(self.params)
+            for batch in self.batches:
+                params, state, loss = self._step(value, params, state, batch)
+                losses.append(loss.detach())
+                show(len(losses))
+        return _on_cpu(losses).reshape(len(values), -1)
 
     def _together(self, values: Sequence[float], show: Show, *, compile: bool = False) -> Tensor:
         """The losses [values, steps] of runs in one vmapped step.
@@ -389,16 +391,6 @@ class SweepRuns:
             return torch.vmap(step, randomness="same")(numbers, flat, slots)
 
         return torch.vmap(init, randomness="same"), step_all
-
-    def _alone(self, value: float, show: Show) -> Tensor:
-        """The losses [steps] of one run, by autograd."""
-        params, state = self.params, self.tx_factory(value).init(self.params)
-        losses: list[Tensor] = []
-        for batch in self.batches:
-            params, state, loss = self._step(value, params, state, batch)
-            losses.append(loss)
-            show(len(losses))
-        return _on_cpu(losses)
 
     def _step(
         self, number: Any, params: Any, state: Any, batch: tuple[Any, ...]

@@ -150,9 +150,9 @@ a run that has diverged is the best
 ? tuning/test_{lr_sweep,find_lr}.py
 = functional_optim/tuning/find_lr.py
 runs of a sweep do not draw the same numbers
--         for i, value in enumerate(values):
--             self.random.restore()
-+         for i, value in enumerate(values):
+-         for value in values:
+-             self.restore()
++         for value in values:
 ? tuning/test_find_lr.py -k random_numbers
 an error of memory is tried in another way
 ~         ⟦raise error → return⟧
