@@ -108,9 +108,8 @@ def cma_es(population: int, sigma: float | Tensor) -> Search:
         y = (x - state.mean) / state.sigma
         shift = weigh(losses, weights.clamp(min=0)) @ y
         white = (y @ state.B) / state.D
-        ps = covariance.step_path(state.ps, state.B @ ((state.B.mT @ shift) / state.D), rates)
-        h = covariance.keeps_pace(ps, state.step, rates)
-        pc = covariance.shape_path(state.pc, shift, h, rates)
+        white_shift = state.B @ ((state.B.mT @ shift) / state.D)
+        ps, h, pc = covariance.paths(state, white_shift, shift, rates)
         lost = rates.c1 * (1 - h) * rates.cc * (2 - rates.cc)
         w = rates.cmu * weigh(losses, weights)
         length = (white.square().sum(1).sqrt() + 1e-9).square()

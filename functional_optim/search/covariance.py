@@ -72,21 +72,17 @@ def chi(d: int) -> float:
     return math.sqrt(2) * math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2))
 
 
-def step_path(ps: Tensor, shift: Tensor, rates: Rates) -> Tensor:
-    """p_σ, from the mean's shift in coordinates in which candidates are standard normal."""
-    return (1 - rates.cs) * ps + math.sqrt(rates.cs * (2 - rates.cs) * rates.mueff) * shift
+def paths(state: Any, white: Tensor, shift: Tensor, rates: Rates) -> tuple[Tensor, Tensor, Tensor]:
+    """p_σ, h_σ and p_c after a shift of the mean, in the coordinates of p_c.
 
-
-def keeps_pace(ps: Tensor, step: Tensor, rates: Rates) -> Tensor:
-    """h_σ: 1, or 0 while p_σ is so long that p_c would elongate C. 0-dim."""
-    d = ps.shape[0]
-    grown = 1 - (1 - rates.cs) ** (2 * (step + 1)).to(torch.float64)
-    return (ps.square().sum() / grown / d < 2 + 4 / (d + 1)).to(ps.dtype)
-
-
-def shape_path(pc: Tensor, shift: Tensor, h: Tensor, rates: Rates) -> Tensor:
-    """p_c, from the mean's shift in the coordinates of p_c."""
-    return (1 - rates.cc) * pc + h * math.sqrt(rates.cc * (2 - rates.cc) * rates.mueff) * shift
+    white: the shift in coordinates in which candidates are standard normal. h_σ is 0-dim: 1, or 0
+    while p_σ is so long that p_c would elongate C.
+    """
+    cs, cc, d = rates.cs, rates.cc, state.ps.shape[0]
+    ps = (1 - cs) * state.ps + math.sqrt(cs * (2 - cs) * rates.mueff) * white
+    grown = 1 - (1 - cs) ** (2 * (state.step + 1)).to(torch.float64)
+    h = (ps.square().sum() / grown / d < 2 + 4 / (d + 1)).to(ps.dtype)
+    return ps, h, (1 - cc) * state.pc + h * math.sqrt(cc * (2 - cc) * rates.mueff) * shift
 
 
 def step_size(sigma: Tensor, ps: Tensor, rates: Rates) -> Tensor:

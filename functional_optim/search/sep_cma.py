@@ -99,9 +99,7 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
         deviation = state.sigma.to(x.dtype) * state.C.sqrt()
         z = (x - state.mean) / deviation
         shift = weigh(losses, weights.clamp(min=0)).to(x.dtype) @ z
-        ps = covariance.step_path(state.ps, shift, rates)
-        h = covariance.keeps_pace(ps, state.step, rates)
-        pc = covariance.shape_path(state.pc, shift, h, rates)
+        ps, h, pc = covariance.paths(state, shift, shift, rates)
         c1 = rates.c1 * (1 - (1 - h) * rates.cc * (2 - rates.cc))
         w = rates.cmu * weigh(losses, weights).to(x.dtype)
         growth = c1 * (pc.square() - 1) + w @ (z.square() - 1)
