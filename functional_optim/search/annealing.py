@@ -78,14 +78,11 @@ def annealing(population: int, sigma: numeric.Hyper, temperature: numeric.Hyper)
 
     def sample(state: AnnealingState) -> Tensor:
         x = state.walkers
-        t = (state.step + 1).to(torch.float64)
-        s = numeric.like(numeric.at(sigma, t), t).to(x.dtype)
-        moved = x + s * base.normal(state, population, x[0])
+        moved = x + base.now(sigma, state, x) * base.normal(state, population, x[0])
         return torch.where(state.step == 0, x, moved)
 
     def learn(state: AnnealingState, x: Tensor, losses: Tensor) -> dict[str, Any]:
-        t = (state.step + 1).to(torch.float64)
-        warmth = numeric.like(numeric.at(temperature, t), t)
+        warmth = base.now(temperature, state, losses)
         u = randomness.uniform(base.key(state, "accept"), losses.shape, losses.device)
         uphill = losses - state.walkers_fitness
         moves = (uphill <= 0) | (uphill < -warmth * u.log())

@@ -224,6 +224,12 @@ def key(state: Any, what: str) -> Tensor:
     return draws.stream(state.seed, state.step, randomness.named(what))
 
 
+def now(hyper: numeric.Hyper, state: Any, like: Tensor) -> Tensor:
+    """The value of a hyperparameter in this generation, 0-dim, otherwise like a tensor."""
+    t = (state.step + 1).to(torch.float64)
+    return numeric.like(numeric.at(hyper, t), t).to(like)
+
+
 def normal(state: Any, n: int, like: Tensor) -> Tensor:
     """This generation's standard normal numbers, (n, d) for a vector of d."""
     return randomness.normal(key(state, "normal"), (n, *like.shape), like.dtype, like.device)

@@ -17,6 +17,7 @@ from functional_optim.search.base import (
     check_positive,
     method,
     normal,
+    now,
 )
 from functional_optim.search.shaping import weigh
 
@@ -101,10 +102,7 @@ def cem(
         return state.mean + state.sigma * normal(state, population, state.mean)
 
     def learn(state: CEMState, x: Tensor, losses: Tensor) -> dict[str, Any]:
-        t = (state.step + 1).to(torch.float64)
-        alpha, extra = (
-            numeric.like(numeric.at(hyper, t), t).to(x.dtype) for hyper in (smoothing, noise)
-        )
+        alpha, extra = now(smoothing, state, x), now(noise, state, x)
         places = torch.arange(population, device=x.device) < k
         w = torch.where(losses.isfinite(), weigh(losses, places.to(torch.float64)), 0.0)
         w = (w / w.sum()).to(x.dtype)

@@ -99,15 +99,14 @@ def differential_evolution(
     def sample(state: DEState) -> Tensor:
         x = state.members
         n, d = x.shape
-        t = (state.step + 1).to(torch.float64)
         a, b, c = [x.index_select(0, i) for i in others(state, n)]
         if strategy == "best/1/bin":
             a = x.index_select(0, state.members_fitness.argmin().reshape(1))
-        v = a + numeric.like(numeric.at(F, t), t).to(x.dtype) * (b - c)
+        v = a + base.now(F, state, x) * (b - c)
         chance = randomness.uniform(base.key(state, "crossover"), (n, d), x.device)
         sure = randomness.uniform(base.key(state, "sure"), (n, 1), x.device)
         chosen = torch.arange(d, device=x.device) == (sure * d).floor()
-        trial = torch.where((chance < numeric.at(CR, t)) | chosen, v, x)
+        trial = torch.where((chance < base.now(CR, state, chance)) | chosen, v, x)
         return torch.where(state.step == 0, x, trial)
 
     def learn(state: DEState, x: Tensor, losses: Tensor) -> dict[str, Any]:

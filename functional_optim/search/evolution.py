@@ -11,7 +11,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
-from functional_optim.search.base import Search, Start, antithetic, check_positive, method
+from functional_optim.search.base import Search, Start, antithetic, check_positive, method, now
 from functional_optim.search.shaping import centered_ranks
 
 
@@ -172,8 +172,7 @@ def pgpe(
     def learn(state: PGPEState, x: Tensor, losses: Tensor) -> dict[str, Any]:
         z = (x - state.mean) / state.sigma
         r = centered_ranks(losses).to(z.dtype) / population
-        alpha = numeric.at(lr_sigma, (state.step + 1).to(torch.float64))
-        change = -_as(alpha, z) * (r @ (z.square() - 1))
+        change = -now(lr_sigma, state, z) * (r @ (z.square() - 1))
         new = state.sigma * (1 + change.clamp(-max_change, max_change))
         return {"sigma": new, **_descend(tx, state, state.sigma * (r @ z))}
 
@@ -188,8 +187,5 @@ def _descend(tx: base.GradientTransformation, state: Any, g: Tensor) -> dict[str
 
 
 def _sigma(sigma: numeric.Hyper, state: OpenAIESState) -> Any:
-    return _as(numeric.at(sigma, (state.step + 1).to(torch.float64)), state.mean)
-
-
-def _as(number: Any, like: Tensor) -> Any:
-    return number.to(like) if isinstance(number, Tensor) else number
+    value = numeric.at(sigma, (state.step + 1).to(torch.float64))
+    return value.to(state.mean) if isinstance(value, Tensor) else value

@@ -120,7 +120,7 @@ the elites of CEM may have lost
 ? search/test_search_formulas.py -k elites
 = functional_optim/search/differential_evolution.py
 a trial of differential evolution may change nothing
-~ (chance < numeric.at(CR, t))⟦ | chosen → ⟧
+~ (chance < base.now(CR, state, chance))⟦ | chosen → ⟧
 ? search/test_search_formulas.py -k differential
 = functional_optim/estimators/protocol.py
 directions without a finite loss count in the mean
