@@ -98,16 +98,8 @@ def _converter(scheduler: Any) -> Callable[[Any, Number, int], Schedule]:
     )
 
 
-def _lambda(scheduler: torchs.LambdaLR, base: Number, group: int) -> Schedule:
-    return of_step(partial(_by_factor, scheduler.lr_lambdas[group]), base)
-
-
 def _by_factor(factor: Callable[[Any], Any], n: Any, base: Any) -> Any:
     return base * numeric.float64(factor(_whole(n)))
-
-
-def _step(scheduler: torchs.StepLR, base: Number, group: int) -> Schedule:
-    return _powers(base, scheduler.gamma, partial(_floors, scheduler.step_size))
 
 
 def _floors(size: int, n: Any) -> Any:
@@ -124,10 +116,6 @@ def _passed(milestones: tuple[tuple[int, int], ...], n: Any) -> Any:
     for milestone, times in milestones:
         count = count + numeric.where(n < milestone, 0.0, times)
     return count
-
-
-def _exponential(scheduler: torchs.ExponentialLR, base: Number, group: int) -> Schedule:
-    return _powers(base, scheduler.gamma, numeric.float64)
 
 
 def _powers(base: Number, gamma: Number, exponent: Callable[[Any], Any]) -> Schedule:
@@ -147,10 +135,6 @@ def _linear(scheduler: torchs.LinearLR, base: Number, group: int) -> Schedule:
     numeric.check_least("LinearLR", 1, total_iters=scheduler.total_iters)
     start, end = base * scheduler.start_factor, base * scheduler.end_factor
     return linear(start, end, scheduler.total_iters)
-
-
-def _polynomial(scheduler: torchs.PolynomialLR, base: Number, group: int) -> Schedule:
-    return polynomial(base, 0.0, scheduler.power, scheduler.total_iters)
 
 
 def _cosine(scheduler: torchs.CosineAnnealingLR, base: Number, group: int) -> Schedule:
@@ -288,13 +272,13 @@ _MULTIPLY = (
 )
 
 _CONVERTERS: dict[type, Callable[[Any, Number, int], Schedule]] = {
-    torchs.LambdaLR: _lambda,
-    torchs.StepLR: _step,
+    torchs.LambdaLR: lambda x, base, i: of_step(partial(_by_factor, x.lr_lambdas[i]), base),
+    torchs.StepLR: lambda x, base, i: _powers(base, x.gamma, partial(_floors, x.step_size)),
     torchs.MultiStepLR: _multi_step,
     torchs.ConstantLR: _constant,
     torchs.LinearLR: _linear,
-    torchs.ExponentialLR: _exponential,
-    torchs.PolynomialLR: _polynomial,
+    torchs.ExponentialLR: lambda x, base, i: _powers(base, x.gamma, numeric.float64),
+    torchs.PolynomialLR: lambda x, base, i: polynomial(base, 0.0, x.power, x.total_iters),
     torchs.CosineAnnealingLR: _cosine,
     torchs.CosineAnnealingWarmRestarts: _restarts,
     torchs.CyclicLR: _cyclic,
