@@ -96,24 +96,18 @@ def differentially_private_aggregate(
         shares = torch.where(norms.isfinite(), (clip / norms).clamp(max=1.0), 0.0)
         key = draws.stream(state.seed, state.step + 1)
 
-        def mean(p: Tensor, g: Tensor | None) -> Tensor | None:
-            if g is None:
+        def mean(p: Tensor, g: Tensor | None, z: Tensor | None) -> Tensor | None:
+            if g is None or z is None:
                 return None
             x = as_real(g, compute_dtype(p))
             weights = shares.to(x.device, x.dtype)
             kept = torch.where(weights.reshape(-1, *[1] * (x.dim() - 1)) > 0, x, 0.0)
-            noise = numeric.float64(deviation) * next(drawn).to(torch.float64)
+            noise = numeric.float64(deviation) * as_real(z, x.dtype).to(x.device, torch.float64)
             return as_update(((torch.tensordot(weights, kept, 1) + noise) / count).to(x.dtype), p)
 
-        wanted: list[draws.Wanted] = []
-
-        def want(path: str, p: Tensor, g: Tensor | None) -> None:
-            if g is not None:
-                wanted.append(draws.wanted_for(path, p)._replace(device=g.device))
-
-        tree.map_with_path(want, params, grads)
-        drawn = iter(draws.for_paths(key, wanted))
-        return tree.map(mean, params, grads), NoiseState(state.step + 1, state.seed)
+        noised = tree.map(lambda p, g: None if g is None else p, params, grads)
+        drawn = draws.like(key, noised)
+        return tree.map(mean, params, grads, drawn), NoiseState(state.step + 1, state.seed)
 
     return base.GradientTransformation(init, update)
 
