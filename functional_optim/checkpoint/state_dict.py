@@ -237,36 +237,32 @@ def load_state_dict(
         own = given.get(key.removesuffix(OF_OPTIMIZER) + ".step")
         if step is not None or (own is not None and _hashable(own) == _hashable(given[key])):
             del given[key]
-    needed: dict[str, tuple[Any, Tensor]] = {}
+    entries: list[Entry] = []
 
-    def need(entry: Entry) -> Any:
-        if entry.p is not None:
-            needed[entry.keys[0][0]] = (entry.value, entry.p)
+    def note(entry: Entry) -> Any:
+        entries.append(entry)
         return entry.value
 
-    _walked(state, params, need)
+    _walked(state, params, note)
+    needed = {x.keys[0][0]: (x.value, x.p) for x in entries if x.p is not None}
     known, strange = converted(given, needed)
     wrong = [f"{key} {why}" for key, why in strange.items()]
     faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "wrong": wrong}
     used: set[str] = set()
-
-    def check(entry: Entry) -> Any:
+    for entry in entries:
         keys = [key for key, _ in entry.keys]
         used.update(keys)
         if entry.counts and step is not None:
-            return entry.value
+            continue
         there = [key for key in keys if key in known]
         absent = lacking(entry, there)
         faults["missing"] += absent
         if absent and not strict and (why := without_value(entry.value)):
             faults["wrong"] += [f"{key} {why}, and none was saved" for key in absent]
-        wrong = {key: without_value(known[key]) or entry.misfit(known[key]) for key in there}
-        faults["wrong"] += [f"{key} {why}" for key, why in wrong.items() if why]
-        if entry.number and not any(wrong.values()):
+        unfit = {key: without_value(known[key]) or entry.misfit(known[key]) for key in there}
+        faults["wrong"] += [f"{key} {why}" for key, why in unfit.items() if why]
+        if entry.number and not any(unfit.values()):
             faults["wrong"] += differences(deciding(entry, known), known)
-        return entry.value
-
-    _walked(state, params, check)
     faults["unexpected"] = [key for key in known if key not in used]
     refuse_differences(faults, strict)
 
