@@ -148,11 +148,8 @@ class OptimizerBase(torch.optim.Optimizer):
             if in_step:  # factories that record their calls name the argument
                 numeric.trusting(in_step, self.transform, group)
             raise
-        if not isinstance(tx, base.GradientTransformation):
-            raise TypeError(
-                f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
-                "as fo.adamw(lr) or fo.chain(...)."
-            )
+        what = "a transformation, such as fo.adamw(lr) or fo.chain(...)"
+        base.check_returned("the recipe", tx, what)
         return forgetting_calls(in_step, with_storage, tx, storage_of(self, group))
 
     def _check_selections(self) -> None:

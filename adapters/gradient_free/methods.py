@@ -161,11 +161,9 @@ class Recipe:
 
     def __call__(self, group: dict[str, Any]) -> Driver:
         tx = self.tx(group)
-        if tx is not None and not isinstance(tx, base.GradientTransformation):
-            raise TypeError(
-                f"tx returned a {type(tx).__name__}; it must return a transformation, such as "
-                "fo.adam(lr) or fo.chain(...)."
-            )
+        if tx is not None:
+            what = "a transformation, such as fo.adam(lr) or fo.chain(...)"
+            base.check_returned("tx", tx, what)
         if self.passes_on and tx is None:
             raise TypeError(
                 "the method passes gradients to a transformation; pass tx=fo.adam, lr=…."
@@ -173,11 +171,8 @@ class Recipe:
         method = self.method({**group, "tx": tx})
         if isinstance(method, Estimator):
             return estimating(method, tx)
-        if not isinstance(method, Search):
-            raise TypeError(
-                f"the method returned a {type(method).__name__}; it must return a population "
-                "method or an estimator, such as fo.search.cma_es(8, 0.5) or fo.mezo()."
-            )
+        some = "a population method or an estimator, such as fo.search.cma_es(8, 0.5) or fo.mezo()"
+        base.check_returned("the method", method, some, Search)
         if tx is not None and not self.passes_on:
             raise TypeError(
                 "this population method computes its own steps and uses no transformation; "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from functional_optim.combinators.stored import Kind, stored
-from functional_optim.core.base import GradientTransformation
+from functional_optim.core.base import GradientTransformation, check_returned
 
 Stored: TypeAlias = Kind | Mapping[str, Kind] | Callable[[Any], GradientTransformation]
 """The second argument of `fo.stored`, or a function that calls it."""
@@ -34,10 +34,6 @@ def with_storage(tx: GradientTransformation, given: Stored | None) -> GradientTr
     if not callable(given):
         return stored(tx, given)
     made = given(tx)
-    if not isinstance(made, GradientTransformation):
-        raise TypeError(
-            f"the function {KEY}= returned a {type(made).__name__}; it must return the "
-            "transformation that it receives, with other slots, as functools.partial(fo.stored, "
-            "storage='int8') does."
-        )
+    advice = "with other slots, as functools.partial(fo.stored, storage='int8') does"
+    check_returned(f"the function {KEY}=", made, f"the transformation that it receives, {advice}")
     return made

@@ -274,11 +274,8 @@ def with_schedule(
 
     def made(now: dict[str, Any]) -> base.GradientTransformation:
         tx = recipe(**fixed, **now)
-        if not isinstance(tx, base.GradientTransformation):
-            raise TypeError(
-                f"the recipe of with_schedule returned a {type(tx).__name__}; it must return a "
-                "transformation, such as fo.adamw(lr)."
-            )
+        what = "a transformation, such as fo.adamw(lr)"
+        base.check_returned("the recipe of with_schedule", tx, what)
         return tx
 
     def init(params: Any) -> WithScheduleState:

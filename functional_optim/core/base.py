@@ -225,6 +225,12 @@ def check_transformation(name: str, tx: Any, example: str) -> None:
         raise TypeError(f"{name} takes a transformation, but got a {type(tx).__name__}; {advice}.")
 
 
+def check_returned(who: str, found: Any, what: str, kind: type = GradientTransformation) -> None:
+    """Raise TypeError unless a function has returned an object of some kind, which `what` names."""
+    if not isinstance(found, kind):
+        raise TypeError(f"{who} returned a {type(found).__name__}; it must return {what}.")
+
+
 def check_passed(params: Tree) -> None:
     """Raise ValueError if `update` was called without the parameters."""
     if params is None:
