@@ -152,24 +152,21 @@ def shampoo_basis(
     def scalars(t, *, shampoo_beta, **others):
         return (1 - shampoo_beta,)
 
-    def grams(G: Tensor, x: Any, weight: Any) -> dict[str, Tensor | None]:
-        old = [getattr(x, key) for key in FACTORS]
-        return {
-            key: None if A is None else A.lerp(gram(G, i, A), weight)
-            for i, (key, A) in enumerate(zip(FACTORS, old, strict=True))
-        }
+    def averaged(G: Tensor, x: Any, weight: Any) -> Any:
+        factors = enumerate(_values(x, FACTORS))
+        new = [None if A is None else A.lerp(gram(G, i, A), weight) for i, A in factors]
+        return _put(x, FACTORS, new)
 
     def first(G: Tensor, x: Any, s: tuple[Any]) -> Any:
-        return _begun(name, G, x._replace(**grams(G, x, *s)))
+        return _begun(name, G, averaged(G, x, *s))
 
     def observe(G: Tensor, half: Tensor, seen: Tensor, x: Any, s: tuple[Any]) -> Any:
-        return x._replace(**grams(G, x, *s))
+        return averaged(G, x, *s)
 
     def renew(x: Any, s: tuple[Any]) -> tuple[Any, Sides]:
-        pairs = [(getattr(x, a), getattr(x, b)) for a, b in zip(FACTORS, BASES, strict=True)]
+        pairs = zip(_values(x, FACTORS), _values(x, BASES), strict=True)
         found = [_followed(name, A, Q, ordered=True) for A, Q in pairs]
-        x = x._replace(**{key: Q for key, (Q, _) in zip(BASES, found, strict=True)})
-        return x, tuple([order for _, order in found])
+        return _put(x, BASES, [Q for Q, _ in found]), tuple([order for _, order in found])
 
     merged = Merged(max_precond_dim) if merge_dims else None
     return Basis(
@@ -275,11 +272,7 @@ def kl_basis(
 
     def kept(x: Any, keys: tuple[str, ...]) -> list[Tensor]:
         """The values for the dimensions of a tensor, without None."""
-        found = [getattr(x, key) for key in keys]
-        return [one for one in found if one is not None]
-
-    def put(x: Any, keys: tuple[str, ...], new: Sequence[Tensor | None]) -> Any:
-        return x._replace(**dict(zip(keys, new, strict=False)))
+        return [one for one in _values(x, keys) if one is not None]
 
     def first(G: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Any:
         weight, value, _ = s
@@ -287,7 +280,7 @@ def kl_basis(
             A.lerp(gram(G, i, A) / others(G, i, A), weight) for i, A in enumerate(kept(x, FACTORS))
         ]
         values = [torch.zeros_like(v) + value for v in kept(x, EIGENVALUES)]
-        return _begun(name, G, put(put(x, FACTORS, factors), EIGENVALUES, values))
+        return _begun(name, G, _put(_put(x, FACTORS, factors), EIGENVALUES, values))
 
     def observe(G: Tensor, half: Tensor, seen: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Any:
         weight, *_ = s
@@ -308,7 +301,7 @@ def kl_basis(
             means.append(squares.square().sum(dims) / n)
         pairs = zip(values, means, strict=True)
         values = [bounded(v.lerp(mean, weight)) for v, mean in pairs]
-        return put(put(x, FACTORS, factors), EIGENVALUES, values)
+        return _put(_put(x, FACTORS, factors), EIGENVALUES, values)
 
     def bounded(values: Tensor) -> Tensor:
         if max_clamp_value is None:
@@ -319,7 +312,7 @@ def kl_basis(
     def renew(x: Any, s: tuple[Any, Any, Any]) -> tuple[Any, Sides]:
         pairs = zip(kept(x, FACTORS), kept(x, BASES), strict=True)
         found = [_followed(name, A, Q)[0] for A, Q in pairs]
-        return put(x, BASES, found), ()
+        return _put(x, BASES, found), ()
 
     def divide(u: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Tensor:
         *_, eps = s
@@ -364,8 +357,16 @@ def _square(p: Tensor, n: int) -> Tensor:
     return torch.zeros(n, n, dtype=compute_dtype(p), device=p.device)
 
 
+def _values(x: Any, keys: tuple[str, ...]) -> Sides:
+    return tuple([getattr(x, key) for key in keys])
+
+
+def _put(x: Any, keys: tuple[str, ...], new: Sequence[Tensor | None]) -> Any:
+    return x._replace(**dict(zip(keys, new, strict=False)))
+
+
 def _sides(x: Any) -> Sides:
-    return tuple([getattr(x, key) for key in BASES])
+    return _values(x, BASES)
 
 
 def _as_it_is(u: Tensor, x: Any, s: Any) -> Tensor:
@@ -380,13 +381,9 @@ def _inverse_root(values: Tensor) -> Tensor:
 
 def _begun(name: str, G: Tensor, x: Any) -> Any:
     """The slots with the eigenvectors of G Gᵀ and Gᵀ G, those of the largest eigenvalues first."""
-    old = [getattr(x, key) for key in BASES]
-    return x._replace(
-        **{
-            key: None if Q is None else _eigenvectors(name, gram(G, i, Q))
-            for i, (key, Q) in enumerate(zip(BASES, old, strict=True))
-        }
-    )
+    old = enumerate(_sides(x))
+    new = [None if Q is None else _eigenvectors(name, gram(G, i, Q)) for i, Q in old]
+    return _put(x, BASES, new)
 
 
 def _eigenvectors(name: str, A: Tensor) -> Tensor:
