@@ -129,9 +129,9 @@ def _of_matrices(
         if norm == "sign":
             return torch.where(G.isnan(), G, G.sign()) / (n if normalized else 1), slots
         if norm == "col":
-            rms = _norms(G, -2) / math.sqrt(max(m, 1))
+            rms = torch.linalg.vector_norm(G, dim=-2, keepdim=True) / math.sqrt(max(m, 1))
             return G / ((n * rms if normalized else rms) + eps), slots
-        size = _norms(G, -1)
+        size = torch.linalg.vector_norm(G, dim=-1, keepdim=True)
         return G / ((math.sqrt(n) * size if normalized else size) + eps), slots
 
     init = matrices_only(f"scale_by_scion with the norm {norm!r}", lambda p: EmptyState())
@@ -139,10 +139,6 @@ def _of_matrices(
     return leafwise(
         init, update, given, hyper={"eps": eps}, runs=runs, storage=storage, name="scale_by_scion"
     )
-
-
-def _norms(G: Tensor, dim: int) -> Tensor:
-    return torch.linalg.vector_norm(G, dim=dim, keepdim=True)
 
 
 def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
