@@ -8,7 +8,6 @@ gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,15 +111,18 @@ class DividedExecutor(KernelExecutor):
         return getattr(torch.stack(every), f"a{how}")(0)
 
 
-@dataclass(eq=False, repr=False)
 class DividedTask:
     """Runs a task for the tensors of an executor."""
 
-    executor: DividedExecutor
-    used: int
-    natives: Sequence[tuple[Served, kernels.Native]]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        executor: DividedExecutor,
+        used: int,
+        natives: Sequence[tuple[Served, kernels.Native]],
+    ) -> None:
+        self.executor = executor
+        self.used = used
+        self.natives = natives
         self.places: list[int] = []
         self.launches: list[tuple[list[int], kernels.DividedLaunch]] = []
 
@@ -157,13 +159,13 @@ class DividedTask:
             for some in _buckets([self.executor.params[i].numel() for i in own.members]):
                 members = [own.members[k] for k in some]
                 launch = kernels.DividedLaunch(
-                    self.executor.combine,
                     native,
                     [own.graphs[k].sizes_of(sizes_of(rows[own.members[k]][0])) for k in some],
                     [list(map(Tensor.data_ptr, rows[i])) for i in members],
                     [own.constants[k] for k in some],
                     torch.get_num_threads(),
                     wholes=[own.sizes[k][0] for k in some],
+                    combine=self.executor.combine,
                 )
                 found.append((members, launch))
         needed = max(launch.needed for _, launch in found)

@@ -110,15 +110,23 @@ class TrainStep(Reconstructible):
 
     stateful = True
 
-    def __init__(self, *given: Any) -> None:
-        self.given = given
-        self.plain: Loss
-        self.tx: base.GradientTransformation
-        self.plain, self.tx, self.has_aux, self.parts, donate, self.strict, self.compiled = given
-        self.extra = self.tx.extra
-        self.required = [name for name in self.tx.required if name not in ("value", "grad_fn")]
-        self.loss = self.plain
-        self.update: Any = compile_update(self.tx, donate=donate, strict=self.strict)
+    def __init__(
+        self,
+        loss_fn: Loss,
+        tx: base.GradientTransformation,
+        has_aux: bool,
+        accumulate: int,
+        donate: bool,
+        strict: bool,
+        compile: bool,
+    ) -> None:
+        self.given = (loss_fn, tx, has_aux, accumulate, donate, strict, compile)
+        self.tx, self.has_aux, self.parts, self.compiled = tx, has_aux, accumulate, compile
+        self.extra = tx.extra
+        self.required = [name for name in tx.required if name not in ("value", "grad_fn")]
+        self.strict, self.plain = strict, loss_fn
+        self.loss: Loss = loss_fn
+        self.update: Any = compile_update(tx, donate=donate, strict=strict)
         self.begun = False
         self.scaled: bool | None = None
 

@@ -114,11 +114,19 @@ class TreeEntry(PlanEntry):
     """Leaves of a tree on which the same rules act.
 
     changing: the hyperparameters that may have another value in every step, with the index of their
-    rule. given, kept: as in `PlanEntry`, after the rules.
+    rule.
     """
 
-    def __init__(self, numbers: TreeNumbers, tx: Leafwise, *given: Any, kept: Kept) -> None:
-        super().__init__(tx, *given, kept=kept)
+    def __init__(
+        self,
+        tx: Leafwise,
+        leaves: list[PlanLeaf],
+        places: list[int] | None,
+        how: How,
+        numbers: TreeNumbers,
+        kept: Kept,
+    ) -> None:
+        super().__init__(tx, leaves, places, how, kept=kept)
         self.numbers = numbers
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.changing: list[tuple[str, int, numeric.Hyper]] = []
@@ -208,14 +216,14 @@ class TreePlan(StepPlan):
         for part, some in members.items():
             places = [i for i, _ in some] if len(some) < len(live) else None
             leaves = [leaf for _, leaf in some]
-            entry = TreeEntry(self.numbers, part, leaves, places, how, kept=self.kept)
+            entry = TreeEntry(part, leaves, places, how, self.numbers, self.kept)
             slots = [x for row in entry.tensors.slots for x in present(row)]
             self.numbers.recorded += [slot for slot in slots if slot.grad_fn is not None]
             if how != "apart":
                 entry.tensors.written += slots
             entries.append(entry)
         if tx.communicates:  # all numbers go on, those of rules that act on nothing here too
-            entries.append(TreeEntry(self.numbers, tx, [], [], how, kept=self.kept))
+            entries.append(TreeEntry(tx, [], [], how, self.numbers, self.kept))
         return entries
 
     def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:

@@ -30,15 +30,22 @@ class DividedLaunch(Launch):
 
     Args:
         combine: puts vectors of the processes together.
-        native, sizes, given, wholes: as in `Launch`.
     """
 
     def __init__(
-        self, combine: Combine, native: Native, sizes: Any, *given: Any, wholes: Sequence[int]
+        self,
+        native: Native,
+        sizes: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        constants: Sequence[Sequence[float]],
+        threads: int,
+        *,
+        wholes: Sequence[int],
+        combine: Combine,
     ) -> None:
-        super().__init__(native, sizes, *given, wholes=wholes)
+        super().__init__(native, sizes, rows, constants, threads, wholes=wholes)
         self.combine = combine
-        self.sizes: Sequence[Sequence[int]] = sizes
+        self.sizes = sizes
         self.phases: list[list[Total]] = [[]]
 
     @property
