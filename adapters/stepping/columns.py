@@ -71,7 +71,12 @@ class Column:
             if value.device != first.device:
                 vector = first.new_empty(count, device=value.device)
                 return [partial(self._replace, vector, value)]
-        elif self.ours and self.key == "step" and value >= EXACT and first.dtype is torch.float32:
+        elif (
+            self.ours
+            and self.key == "step"
+            and value >= EXACT
+            and any(x.dtype is torch.float32 for x in self.tensors)
+        ):
             return [partial(self._replace, first.new_empty(count, dtype=torch.float64), value)]
         return list(map(filling, self.tensors, repeat(value)))
 

@@ -280,7 +280,7 @@ class OptimizerPlan(StepPlan):
         self.captured = next((entry for entry in entries if entry.captured), None)
         self.mesh = sharding.mesh_of([p for group in groups for p in group["params"]])
         self.others: tuple[OptimizerPlan, ...] = ()
-        if last is not None:
+        if last is not None and not self.trees:
             self.others = self.beside((last, *last.others))
             for plan in (last, *self.others):
                 plan.others = ()
@@ -310,6 +310,9 @@ class OptimizerPlan(StepPlan):
         ]
         numbers = [x for entry in self.entries for x in entry.numbers()]
         numbers += [] if self.steps is None else self.steps.tensors
+        if self.done is not None:  # which a copy of the optimizer writes, too
+            counts = [mine[key] for mine in dicts for key in ("step", STEPS) if key in mine]
+            numbers += [x if x._base is None else x._base for x in counts if isinstance(x, Tensor)]
         once = tuple({id(x): x for x in numbers}.values())
         live = [p for p in every if p.grad is not None]
         values = tuple([tuple(x.values()) for x in dicts])
@@ -327,7 +330,7 @@ class OptimizerPlan(StepPlan):
         """The gradients, if the plan is valid after steps of others; it takes in their counts."""
         steps = [] if self.steps is None else [self.steps]
         every = [*steps, *[column for entry in self.entries for column in entry.every]]
-        if self.trees or not all(column.here for column in every):
+        if not all(column.here for column in every):
             return None
         self.guard.settle()
         grads = self.gradients(optimizer)

@@ -1,6 +1,7 @@
 """Gradients that are missing by turns: a step takes the plan of an earlier one that is like it, and
-does what a new plan would do, bit for bit."""
+does what a new plan would do."""
 
+import copy
 import gc
 import random
 import weakref
@@ -187,6 +188,24 @@ def test_a_count_that_is_none_is_refused_in_its_turn():
             continue
         if k != 4:
             opt.step()
+
+
+def test_a_copy_counts_the_steps_of_both():
+    """It shares groups and state."""
+    ends = []
+    for anew in (True, False):
+        opt, params = optimizer(lambda lr: fo.lookahead(fo.sgd(lr), 3))
+        give(params, 0, [True] * len(SHAPES))
+        opt.step()
+        both = opt, copy.copy(opt)
+        for k in range(12):
+            give(params, k, [i % 2 == k % 2 for i in range(len(SHAPES))])
+            if anew:
+                for own in both:
+                    vars(own).pop("_plan", None)
+            both[k % 2].step()
+        ends.append([p.detach() for p in params])
+    assert_same(*ends)
 
 
 def test_few_plans_are_kept():
