@@ -15,11 +15,7 @@ from ranks import needs_gloo
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -124,8 +120,8 @@ class Training:
     def held(self) -> dict[str, Any]:
         if self.tx:
             return {"model": self.params(), "opt": fo.state_dict(self.state, self.params())}
-        options = StateDictOptions(flatten_optimizer_state_dict=self.form == "flat")
-        opt = get_optimizer_state_dict(self.model, self.opt, options=options)
+        options = sd.StateDictOptions(flatten_optimizer_state_dict=self.form == "flat")
+        opt = sd.get_optimizer_state_dict(self.model, self.opt, options=options)
         return {"model": self.model.state_dict(), "opt": opt}
 
     def load(self, path: str) -> Any:
@@ -137,8 +133,8 @@ class Training:
         if self.tx:
             self.state = fo.load_state_dict(self.state, found["opt"], self.params())
         else:
-            options = StateDictOptions(flatten_optimizer_state_dict=self.form == "flat")
-            set_optimizer_state_dict(self.model, self.opt, found["opt"], options=options)
+            options = sd.StateDictOptions(flatten_optimizer_state_dict=self.form == "flat")
+            sd.set_optimizer_state_dict(self.model, self.opt, found["opt"], options=options)
         return self
 
     def end(self) -> dict[str, Tensor]:

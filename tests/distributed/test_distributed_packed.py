@@ -9,10 +9,7 @@ import torch
 from helpers import assert_same
 from ranks import needs_gloo, results, whole
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sd
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from ways import by_eager_object, by_object, by_update
 
@@ -98,15 +95,15 @@ def save_and_load(kind, mesh, folder):
     recipe = functools.partial(stored, kind)
     params, model, opt = new(divide, recipe)
     step(opt, params, divide, range(STEPS))
-    held = {"model": model.state_dict(), "opt": get_optimizer_state_dict(model, opt)}
+    held = {"model": model.state_dict(), "opt": sd.get_optimizer_state_dict(model, opt)}
     dcp.save(held, checkpoint_id=path)
     saved = gathered(held["opt"])["state"] if "float8" not in kind else None  # gloo sends none
     step(opt, params, divide, range(STEPS, 2 * STEPS))
     others, other, twin = new(divide, recipe)
-    loaded = {"model": other.state_dict(), "opt": get_optimizer_state_dict(other, twin)}
+    loaded = {"model": other.state_dict(), "opt": sd.get_optimizer_state_dict(other, twin)}
     dcp.load(loaded, checkpoint_id=path)
     other.load_state_dict(loaded["model"])
-    set_optimizer_state_dict(other, twin, loaded["opt"])
+    sd.set_optimizer_state_dict(other, twin, loaded["opt"])
     step(twin, others, divide, range(STEPS, 2 * STEPS))
     found = []
     for o, ps in ((opt, params), (twin, others)):
@@ -120,14 +117,14 @@ def save_decoded(mesh, folder):
     divide = divider(mesh)
     params, model, opt = new(divide)
     step(opt, params, divide, range(STEPS))
-    packed = get_optimizer_state_dict(model, opt)
+    packed = sd.get_optimizer_state_dict(model, opt)
     dcp.save({"opt": packed}, checkpoint_id=f"{folder}/in-parts")
     opt.register_state_dict_post_hook(adapters.decode_slots)
-    saved = get_optimizer_state_dict(model, opt)
+    saved = sd.get_optimizer_state_dict(model, opt)
     dcp.save({"opt": saved}, checkpoint_id=f"{folder}/decoded")
     others, other, twin = new(divide)
     before = {name: {k: here(x) for k, x in opt.state[p].items()} for name, p in params.items()}
-    set_optimizer_state_dict(other, twin, saved)
+    sd.set_optimizer_state_dict(other, twin, saved)
     after = {name: {k: here(x) for k, x in twin.state[p].items()} for name, p in others.items()}
     return {
         "folder": folder,
@@ -257,11 +254,11 @@ def test_a_decoded_checkpoint_is_loaded_by_another_number_of_processes(both):
     found = results(both, "packed-decoded")[0]
     params, model, opt = in_one_process()
     handle = opt.register_state_dict_post_hook(adapters.decode_slots)
-    held = {"opt": get_optimizer_state_dict(model, opt)}
+    held = {"opt": sd.get_optimizer_state_dict(model, opt)}
     dcp.load(held, checkpoint_id=f"{found['folder']}/decoded")
     handle.remove()
     assert_same(held["opt"]["state"], found["decoded"]["state"])
-    set_optimizer_state_dict(model, opt, held["opt"])
+    sd.set_optimizer_state_dict(model, opt, held["opt"])
     again = opt.state_dict(decoded=True)["state"]
     for i, (name, p) in enumerate(params.items()):
         assert opt.state[p]["exp_avg.int8"].dim() == 2
@@ -272,7 +269,7 @@ def test_a_decoded_checkpoint_is_loaded_by_another_number_of_processes(both):
 def test_slots_in_bfloat16_are_loaded_by_any_number_of_processes(both):
     found = results(both, "packed-saved-bfloat16")[0]
     _, model, opt = in_one_process("bfloat16")
-    held = {"opt": get_optimizer_state_dict(model, opt)}
+    held = {"opt": sd.get_optimizer_state_dict(model, opt)}
     dcp.load(held, checkpoint_id=found["path"])
     assert_same(held["opt"]["state"], found["saved"])
     assert "exp_avg.bfloat16" in found["saved"]["rows"]
@@ -289,13 +286,13 @@ def test_functional_states_are_packed_in_parts(both):
 def test_parts_are_refused_by_another_number_of_processes(both):
     found = results(both, "packed-decoded")[0]
     _, model, opt = in_one_process()
-    held = {"opt": get_optimizer_state_dict(model, opt)}
+    held = {"opt": sd.get_optimizer_state_dict(model, opt)}
     before = copy.deepcopy(opt.state_dict())
     with pytest.raises(dcp.api.CheckpointException, match=r"(?i)size mismatch"):
         dcp.load(held, checkpoint_id=f"{found['folder']}/in-parts")
     wanted = r"'rows' is packed in int8, in 15 blocks of 64 in each of 2 parts, .*decoded=True"
     with pytest.raises(ValueError, match=wanted):
-        set_optimizer_state_dict(model, opt, found["packed"])
+        sd.set_optimizer_state_dict(model, opt, found["packed"])
     assert_same(opt.state_dict()["state"], before["state"])
 
 
