@@ -2,7 +2,7 @@
 their machine code says, compiled for a GPU that is not there."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import operations
@@ -56,36 +56,35 @@ def check_all(name: str, dtype: torch.dtype, mixed: bool = False, **options: Any
         check(own, shapes, special=flat, loose=loose, **options)
 
 
-def late(every: Collection[str], first: Collection[str]) -> list[Any]:
-    """Recipes; those that are not among the first are for `make test-full`."""
-    marks = {True: [], False: [pytest.mark.full]}
-    return [pytest.param(name, marks=marks[name in first], id=name) for name in every]
-
-
 MIXED = ("sgd-momentum", "adamw", "lion", "adan", "prodigy", "lamb", "composed", "madgrad", "sm3")
 HALF = (*MIXED, "adabelief", "asgd", "cocob", "rprop", "mechanize", "adam_mini", "novograd")
+FEW, BEGIN = ("adamw", "lamb", "madgrad", "adafactor"), ("sgd-momentum", "adamw", "lamb")
+RUNS: dict[str, tuple[Any, Any, torch.dtype, dict[str, Any]]] = {
+    "in_bfloat16": (EVERY, HALF, torch.bfloat16, {}),
+    "wide slots": (EVERY, MIXED, torch.bfloat16, {"mixed": True}),
+    "in_float16": (FEW, FEW, torch.float16, {}),
+    "in_float64": (FEW, FEW, torch.float64, {}),
+    "tensors that begin anywhere": (BEGIN, BEGIN, torch.bfloat16, {"offset": 1, "aligned": False}),
+}
+"""Recipes, those of them that are not for `make test-full` alone, the dtype, and more."""
+NAMED = [(how, name) for how, (names, *_) in RUNS.items() for name in names]
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_kernels_in_float32_do_what_the_cpp_does(name: str) -> None:
+def test_kernels_in_float32_do_what_the_cpp_does_and_triton_takes_them(name: str) -> None:
     assert served(name)
     check_all(name, torch.float32)
+    for own in served(name):
+        for text in texts_of(own):
+            check_types(text)
 
 
-@pytest.mark.parametrize("name", late(EVERY, HALF))
-def test_kernels_in_bfloat16_do_what_the_cpp_does(name: str) -> None:
-    check_all(name, torch.bfloat16)
-
-
-@pytest.mark.parametrize("name", late(EVERY, MIXED))
-def test_kernels_with_slots_in_float32_do_what_the_cpp_does(name: str) -> None:
-    check_all(name, torch.bfloat16, mixed=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["adamw", "lamb", "madgrad", "adafactor"])
-def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
-    check_all(name, dtype)
+@pytest.mark.parametrize(
+    ("how", "name"), some(NAMED, 0, [(how, name) for how, name in NAMED if name in RUNS[how][1]])
+)
+def test_kernels_do_what_the_cpp_does(how: str, name: str) -> None:
+    _, _, dtype, options = RUNS[how]
+    check_all(name, dtype, **options)
 
 
 def test_noise_is_that_of_the_cpp() -> None:
@@ -126,11 +125,6 @@ def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyP
 
 
 # ---------------------------------------------------------------- where things are
-@pytest.mark.parametrize("name", ["sgd-momentum", "adamw", "lamb"])
-def test_tensors_that_begin_anywhere(name: str) -> None:
-    check_all(name, torch.bfloat16, offset=1, aligned=False)
-
-
 @pytest.mark.parametrize("source", ["value", "tensor"])
 def test_numbers_come_from_one_place(source: str) -> None:
     (own,) = served("adamw")
@@ -276,13 +270,6 @@ def texts_of(own: Served, config: LaunchConfig | None = None) -> list[KernelText
     return source.texts(variant, config or source.configs()[0])
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_triton_takes_the_kernels(name: str) -> None:
-    for own in served(name):
-        for text in texts_of(own):
-            check_types(text)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", EVERY)
 def test_kernels_round_as_they_should(name: str) -> None:
@@ -300,12 +287,14 @@ REGISTERS = {
 }
 """Of a thread, at most; of the last ones, which reduce, in each launch of the first kernel."""
 REDUCING = ("adafactor", "sm3", "lamb")
+TWINS = {"nadam", "radam", "rmsprop", "composed"}
+"""Of AdamW, by element."""
 SPILLED = 40
 """Bytes that these may need of the stack: Adafactor's takes 36 with Triton 3.8, none with 3.7."""
 
 
 @pytest.mark.parametrize("of", [pytest.param(80, marks=pytest.mark.full), 90])
-@pytest.mark.parametrize("name", REGISTERS)
+@pytest.mark.parametrize("name", some(REGISTERS, 0, REGISTERS.keys() - TWINS))
 def test_float32_goes_by_16_bytes_in_few_registers(name: str, of: int) -> None:
     every = served(name)
     own = every[0] if name in REDUCING else next(x for x in every if x.graph.stores)
@@ -371,7 +360,12 @@ def test_instructions_that_round_otherwise_are_seen() -> None:
 
 
 def test_functions_of_the_library_are_those_of_libdevice() -> None:
-    tx = operations.computed(tuple(OPERATIONS), torch.float32)
-    (own,) = asked(tx, {"vector": torch.ones(5)})
-    (text,) = texts_of(own)
+    texts = []
+    for names in (OPERATIONS, [*operations.ATEN, "trunc", "round", "copysign"]):
+        tx = operations.computed(tuple(names), torch.float32)
+        (own,) = asked(tx, {"vector": torch.ones(5)})
+        texts += texts_of(own)
+    every, few = ({*re.findall(r"libdevice\.\w+", text.text)} for text in texts)
+    assert few == every
+    text = texts[1]
     assert ".extern .func" not in compile_ahead(text).asm["ptx"]  # libdevice has all of them
