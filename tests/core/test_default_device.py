@@ -1,8 +1,6 @@
 """`torch.set_default_device` is for a user's own tensors: what belongs to parameters is on their
 device, and rules are recorded on the CPU. Here the default is "meta", where nothing can be read."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pages on algorithms: each has what it must, and its numbers are those of the states."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The benchmark suite runs, judges and writes; how fast anything is, no test says."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

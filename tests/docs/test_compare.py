@@ -1,7 +1,5 @@
 """The comparison of optimizers runs, goes on, counts and judges; who is better, no test says."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The algorithms that CONTRIBUTING.md adds are what their formulas say, however they are run."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

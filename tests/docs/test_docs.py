@@ -1,7 +1,5 @@
 """Every Python example of the README and of the pages in docs/ runs, and every name is there."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Pages of the docs say what the code and the measurements say, and their pictures are drawn."""
 
-from __future__ import annotations
-
 import collections
 import html
 import importlib

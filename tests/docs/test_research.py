@@ -1,7 +1,5 @@
 """The examples of docs/research.md do what they say, each against a plain loop or exact values."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import re

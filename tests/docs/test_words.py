@@ -1,7 +1,5 @@
 """The check of words finds them in pages, docstrings, comments, strings and notebooks."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
