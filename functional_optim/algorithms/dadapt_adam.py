@@ -24,10 +24,9 @@ from functional_optim.algorithms.prodigy import (
 )
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms.rules import SQUARES, root
+from functional_optim.transforms.rules import SQUARES, of_model, root
 
 
 class DadaptSlots(NamedTuple):
@@ -119,18 +118,8 @@ def scale_by_dadapt_adam(
 
     hyper: dict[str, Any] = {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay}
     hyper |= {"d0": d0, "growth_rate": growth_rate}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        before=before,
-        reduce=reduce,
-        carry=DadaptCarry(0, 0),
-        hyper=hyper,
-        runs=Runs(shared=True),
-        storage=SQUARES,
-        name="scale_by_dadapt_adam",
-    )
+    rest = {"before": before, "carry": DadaptCarry(0, 0), "hyper": hyper, "storage": SQUARES}
+    return of_model("scale_by_dadapt_adam", init, update, scalars, reduce, **rest)
 
 
 @factory

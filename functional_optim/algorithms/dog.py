@@ -15,10 +15,11 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs, times
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.rule import times
 from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import of_model
 
 
 class StartSlots(NamedTuple):
@@ -85,17 +86,8 @@ def scale_by_dog(
             eta = numeric.where(new, first, eta)
         return (eta,), DogCarry(distance, squares)
 
-    return leafwise(
-        _start,
-        times,
-        scalars,
-        reduce=reduce,
-        carry=DogCarry(0, 0),
-        hyper=hyper,
-        runs=Runs(shared=True),
-        storage=Storage(weights=("p0",)),
-        name="scale_by_dog",
-    )
+    rest = {"carry": DogCarry(0, 0), "hyper": hyper, "storage": Storage(weights=("p0",))}
+    return of_model("scale_by_dog", _start, times, scalars, reduce, **rest)
 
 
 @factory
@@ -178,17 +170,8 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         weighted = carry.weighted_square_sum + square * total[1]
         return (square / (numeric.sqrt(weighted) + eps),), DowgCarry(square, weighted)
 
-    return leafwise(
-        _start,
-        times,
-        scalars,
-        reduce=reduce,
-        carry=DowgCarry(0, 0),
-        hyper={"eps": eps},
-        runs=Runs(shared=True),
-        storage=Storage(weights=("p0",)),
-        name="scale_by_dowg",
-    )
+    rest = {"carry": DowgCarry(0, 0), "hyper": {"eps": eps}, "storage": Storage(weights=("p0",))}
+    return of_model("scale_by_dowg", _start, times, scalars, reduce, **rest)
 
 
 @factory

@@ -16,10 +16,9 @@ from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage, wide_dtype
-from functional_optim.transforms.rules import root
+from functional_optim.transforms.rules import SQUARES, of_model, root
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -181,8 +180,7 @@ def momo_adam(
 
     hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
     hyper |= {"weight_decay": weight_decay, "lb": lb}
-    squares = ("exp_avg_sq",)
-    return _model_step("momo_adam", init, before, averages, rho, hyper, use_fstar, squares)
+    return _model_step("momo_adam", init, before, averages, rho, hyper, use_fstar, SQUARES)
 
 
 def _model_step(
@@ -193,7 +191,7 @@ def _model_step(
     rho: Any,
     hyper: Any,
     use_fstar: bool,
-    nonnegative: tuple[str, ...] = (),
+    storage: Storage = Storage(),
 ) -> Leafwise:
     """The rule of one averaged gradient m and the direction of its step, which may be m itself.
 
@@ -231,15 +229,6 @@ def _model_step(
         _, u, new = averages(g, slots, *moments)
         return shrink * (p - rate * u) - p, new
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        before=before,
-        reduce=reduce,
-        carry=MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0),
-        hyper=hyper,
-        runs=Runs(shared=True),
-        storage=Storage(nonnegative=nonnegative),
-        name=name,
-    )
+    carry = MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0)
+    rest = {"before": before, "carry": carry, "hyper": hyper, "storage": storage}
+    return of_model(name, init, update, scalars, reduce, **rest)

@@ -18,11 +18,10 @@ from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights
-from functional_optim.transforms.rules import root
+from functional_optim.transforms.rules import of_model, root
 from functional_optim.transforms.scaling import check_lr, signed
 
 
@@ -130,18 +129,9 @@ def scale_by_prodigy(
 
     hyper: dict[str, Any] = {"lr": lr, "betas": every, "eps": eps, "weight_decay": weight_decay}
     hyper |= {"d0": d0, "d_coef": d_coef, "growth_rate": growth_rate}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        before=before,
-        reduce=reduce,
-        carry=ProdigyCarry(0, 0, 0),
-        hyper=hyper,
-        runs=Runs(shared=True),
-        storage=Storage(nonnegative=("exp_avg_sq",), weights=("p0",)),
-        name="scale_by_prodigy",
-    )
+    storage = Storage(nonnegative=("exp_avg_sq",), weights=("p0",))
+    rest = {"before": before, "carry": ProdigyCarry(0, 0, 0), "hyper": hyper, "storage": storage}
+    return of_model("scale_by_prodigy", init, update, scalars, reduce, **rest)
 
 
 @factory

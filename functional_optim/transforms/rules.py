@@ -1,4 +1,4 @@
-"""Common parts of rules: initial slots, and roots with derivatives."""
+"""Common parts of rules: initial slots, roots with derivatives, and rules of the whole model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.modes import differentiable
+from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage
 
 SQUARES = Storage(nonnegative=("exp_avg_sq",))
@@ -22,6 +24,17 @@ def zeros(record: Any) -> Callable[[Tensor], Any]:
         return record(*[torch.zeros_like(p) for _ in record._fields])
 
     return init
+
+
+def of_model(
+    name: str, init: Any, update: Any, scalars: Any, reduce: Any, **others: Any
+) -> Leafwise:
+    """A rule that measures the whole model: all parameters share its step count.
+
+    others: further arguments of `leafwise`.
+    """
+    runs = Runs(shared=True)
+    return leafwise(init, update, scalars, reduce=reduce, runs=runs, name=name, **others)
 
 
 def root(x: Tensor) -> Tensor:
