@@ -82,7 +82,7 @@ def late(build: Build) -> Build:
 ROWS, WIDTH, BATCH = 50_000, 64, 1024
 
 
-def sparse(cls: type[torch.optim.Optimizer], effort: Effort) -> Step:
+def sparse(cls: Callable[..., torch.optim.Optimizer], effort: Effort) -> Step:
     """A step over a table whose gradient has the rows of one batch."""
     torch.manual_seed(0)
     rows, batch = (40, 8) if effort.quick else (ROWS, BATCH)
@@ -171,26 +171,27 @@ def closed(params: list[Tensor], clear: Callable[[], None]) -> Callable[[], Tens
 
 
 def sam(params: list[Tensor]) -> Step:
-    opt = adapters.SAM(params, fo.sgd, lr=1e-3, momentum=0.9)
+    opt: Any = adapters.SAM(params, fo.sgd, lr=1e-3, momentum=0.9)
     return partial(opt.step, closed(params, opt.zero_grad))
 
 
 def sam_by_hand(params: list[Tensor]) -> Step:
     """The ascent by foreach operations, and torch's fused SGD."""
     opt = torch.optim.SGD(params, lr=1e-3, momentum=0.9, fused=True)
+    each: Any = torch  # whose functions of lists have private names
     closure = closed(params, opt.zero_grad)
 
     def step() -> None:
         closure()
         grads = [p.grad for p in params if p.grad is not None]
-        norms: Any = torch._foreach_norm(grads)
+        norms = each._foreach_norm(grads)
         scale = 0.05 / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-12)
         with torch.no_grad():
             old = [p.detach().clone() for p in params]
-            torch._foreach_add_(params, torch._foreach_mul(grads, scale))
+            each._foreach_add_(params, each._foreach_mul(grads, scale))
         closure()
         with torch.no_grad():
-            torch._foreach_copy_(params, old)
+            each._foreach_copy_(params, old)
         opt.step()
 
     return step

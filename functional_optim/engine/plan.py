@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -131,6 +131,8 @@ class PlanEntry:
         return zip(chain.from_iterable(keys), chain.from_iterable(values), strict=True)
 
 
+Own = TypeVar("Own", bound="StepPlan")
+
 PARKED = 8
 """Plans of earlier steps that are kept, where other gradients are missing in each step."""
 
@@ -198,7 +200,7 @@ class StepPlan:
         contexts = self._contexts(grads, extra)
         return [one for context in contexts for one in context.wanted()]
 
-    def beside(self, plans: Iterable[Self]) -> tuple[Self, ...]:
+    def beside(self, plans: Iterable[Own]) -> tuple[Own, ...]:
         """Those of some plans that are of the same tensors, with other gradients missing.
 
         None whose executors keep memory for their matrices: one plan of these is enough.
