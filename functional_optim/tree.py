@@ -178,6 +178,14 @@ def _paths(tree: Any, above: tuple[Any, ...]) -> Any:
     return join(metadata, [_paths(child, (*above, entry)) for child, entry in named])
 
 
+def map_unzip_with_path(
+    n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any
+) -> list[Any]:
+    """`map_unzip` for a function whose first argument is the leaf's path."""
+    results = map_with_path(fn, tree, *rest)
+    return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
+
+
 def with_leaves(like: Any, new: list[Any]) -> Any:
     """A tree of the structure of `like` with the leaves `new`, in optree's order."""
     return optree.tree_unflatten(optree.tree_structure(like), new)

@@ -113,7 +113,7 @@ def lift(
         leaves = tree.leaves(params)
         device = base.default_device(leaves)
 
-        def first(p: Tensor, path: str) -> tuple[Any, ...]:
+        def first(path: str, p: Tensor) -> tuple[Any, ...]:
             places = route(placements, path, p) if routed else every
             empty = (None,) * len(keys)
             if places is None:
@@ -123,7 +123,7 @@ def lift(
             return memory.separate(kind.put(empty, new), p)
 
         check_parts(placements, tree.items(params))
-        columns = tree.map_unzip(len(keys), first, params, tree.paths(params))
+        columns = tree.map_unzip_with_path(len(keys), first, params)
         choices = [choice for placement in placements for choice in placement.choices()]
         if choices:
             check_choices((choices, dict(tree.items(params))))
