@@ -1,7 +1,5 @@
 """Every example in a docstring runs, and every name on the pages of the API has one."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The example programs run, as their user would run them."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

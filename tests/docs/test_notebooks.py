@@ -1,7 +1,5 @@
 """The notebooks run, and what is stored with them is what they print now."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

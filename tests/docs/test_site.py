@@ -1,7 +1,5 @@
 """The site builds without a warning, and has a place for everything that is public."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

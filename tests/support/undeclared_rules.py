@@ -3,8 +3,6 @@
 `undeclared.py` steps them in every way and compares each with a naive loop.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +44,7 @@ class Part(NamedTuple):
         given = {"reduce": self.reduce, "hyper": self.hyper, "carry": self.carry}
         return fo.leafwise(self.init, self.update, self.scalars, **given, name=self.name)
 
-    def on(self, where: Callable[[str, Tensor], bool]) -> Part:
+    def on(self, where: Callable[[str, Tensor], bool]) -> "Part":
         """The same for some of the tensors."""
         return self._replace(where=where)
 
