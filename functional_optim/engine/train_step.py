@@ -281,7 +281,10 @@ class TrainStep(Reconstructible):
         if scale is None and self.parts == 1:
             return None
         share = 1.0 / self.parts
-        return value.new_full((), share) if scale is None else (scale * share).to(value)
+        if scale is None:
+            return value.new_full((), share)
+        wide = torch.promote_types(value.dtype, scale.dtype)  # a scale may be too large for float16
+        return (scale.to(wide) * share).to(value)
 
     def _by_autograd(
         self, params: Any, scale: Any, parts: list[Any]

@@ -81,7 +81,7 @@ def test_compiled_steps_are_those_of_the_loop_and_compile_once():
 
 
 @pytest.mark.parametrize(
-    ("parts", "scale"), [(1, False), (2, False), (3, False), (1, True), (2, True)]
+    ("parts", "scale"), [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)]
 )
 def test_micro_batches_take_the_step_of_their_mean_with_a_scaled_loss_too(parts, scale):
     """Of a rule that sees how large gradients are."""
