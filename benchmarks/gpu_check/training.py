@@ -117,7 +117,7 @@ def by_function(recipe: CheckedRecipe, start: Tree) -> Way:
     return Way(
         start,
         run,
-        lambda: getattr(step, "plan", None),
+        lambda: next(iter(getattr(step, "plans", ())), None),
         lambda: {path: x for path, x in tree.items(held["state"]) if isinstance(x, Tensor)},
     )
 
