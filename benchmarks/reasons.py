@@ -18,8 +18,8 @@ CALLS = "Each operation of each iteration is a call of torch; with compile=True 
 REASONS = {
     "algorithm-madgrad": "A cube root of each element: instructions, not memory, take the time.",
     "algorithm-noisy_sgd": (
-        "A normal number for each element: with vectors of eight numbers, instructions take the "
-        "time, not memory."
+        "A normal number for each element: instructions take the time, not memory, above all with "
+        "vectors of eight numbers."
     ),
     "algorithm-sign_sgd": UNSUMMED,
     "algorithm-signum": UNSUMMED,
@@ -33,14 +33,18 @@ REASONS = {
         )
     },
     "stored_int8-big": (
-        "About 88 vector instructions for eight elements, stochastic rounding included: with "
-        "vectors of eight numbers, instructions take the time, not memory."
+        "About 88 vector instructions for a vector of elements, stochastic rounding included: they "
+        "take the time, not memory, above all with vectors of eight numbers."
     ),
     "eager-gpt": "Fifteen calls of torch for each piece; torch's loop has eight, in place.",
+    "compile-depth": "A plan of four times as many tensors, in Python.",
     "compile-": "It builds two or three kernels, AdamW one.",
+    "train-graph-compile": "Inductor compiles the loss and the step as one graph.",
     "train-compile": "It builds a kernel once for a machine: with kernels kept, the bar is met.",
     "stack-": "Single matrices are stepped in batches, too: a stack of experts saves nothing.",
     "sharded-": GLOO,
+    "adafactor-gpt": SUMS,
+    "functional-": "A tree is flattened and compared in each step; the object keeps a list.",
     "solver-decays-scipy-eager": CALLS,
     "solver-roots-roots-eager": CALLS,
     "solver-bounded-numpy-eager": CALLS,
