@@ -71,12 +71,7 @@ class Column:
             if value.device != first.device:
                 vector = first.new_empty(count, device=value.device)
                 return [partial(self._replace, vector, value)]
-        elif (
-            self.ours
-            and self.key == "step"
-            and value >= EXACT
-            and any(x.dtype is torch.float32 for x in self.tensors)
-        ):
+        elif self.ours and self.key == "step" and value >= EXACT and first.dtype is torch.float32:
             return [partial(self._replace, first.new_empty(count, dtype=torch.float64), value)]
         return list(map(filling, self.tensors, repeat(value)))
 
@@ -119,7 +114,7 @@ def _in_vectors(scalars: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
     """The vectors of which all elements are among some scalars, and the indices of other scalars.
 
     They stay, and so the plans of other steps that write them stay valid. If there are too many of
-    them, all scalars are others.
+    them, or of several dtypes or devices, all scalars are others, which become one vector.
     """
     parts: dict[int, list[int]] = {}
     for i, x in enumerate(scalars):
@@ -140,7 +135,7 @@ def _in_vectors(scalars: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
             whole.append(base)
         else:
             rest += places
-    if len(whole) > VECTORS:
+    if len(whole) > VECTORS or len({(x.dtype, x.device) for x in scalars}) > 1:
         return [], [*range(len(scalars))]
     return whole, rest
 

@@ -208,6 +208,19 @@ def test_a_copy_counts_the_steps_of_both():
     assert_same(*ends)
 
 
+def test_a_shared_number_in_two_dtypes_becomes_one():
+    """If it stayed rounded for some, these would seem to be out of phase at each new plan."""
+    opt, params = optimizer(RECIPES["estimating"])
+    for k in range(3):
+        give(params, k, [True] * len(SHAPES))
+        opt.step()
+    for p in params[:2]:
+        opt.state[p]["d"] = opt.state[p]["d"].double().reshape(1)[0]
+    give(params, 3, [i > 0 for i in range(len(SHAPES))])
+    opt.step()
+    assert {opt.state[p]["d"].dtype for p in params} == {torch.float64}
+
+
 def test_few_plans_are_kept():
     opt, params = optimizer(fo.adamw)
     chance = random.Random(0)
