@@ -215,7 +215,7 @@ def test_a_shared_number_in_two_dtypes_becomes_one():
         give(params, k, [True] * len(SHAPES))
         opt.step()
     for p in params[:2]:
-        opt.state[p]["d"] = opt.state[p]["d"].double().reshape(1)[0]
+        opt.state[p]["d"] = opt.state[p]["d"].float()[None].clone()[0]
     give(params, 3, [i > 0 for i in range(len(SHAPES))])
     opt.step()
     assert {opt.state[p]["d"].dtype for p in params} == {torch.float64}
