@@ -123,6 +123,18 @@ def test_a_solution_stays_and_a_failed_search_forgets(name):
 
 
 @names
+def test_a_search_that_fails_forgets_before_it_gives_up(name):
+    def uphill_near_the_end(x: Tensor) -> Tensor:
+        f = rosenbrock(x)
+        return torch.where(f > 1.0, f, 2 * f.detach() - f)
+
+    found = fo.minimize(uphill_near_the_end, start(), method=name, max_nfev=500)
+    assert found.nit > 3
+    assert found.status == -2
+    assert found.nfev < 300
+
+
+@names
 @pytest.mark.parametrize("of", ["objective", "start", "function"])
 def test_transforms_that_differentiate_or_batch_the_update_raise_an_error(name, of):
     tx, one = MAKE[name][0](max_iter=2), torch.tensor(1.0, dtype=torch.float64)
@@ -156,8 +168,9 @@ def test_max_eval_begins_no_iteration(name):
     _, state = minimize(tx, value_and_grad, start())
     assert 5 <= int(state.func_evals) < 12
     assert int(state.n_iter) < 6
-    _, state = minimize(MAKE[name][0](max_eval=1), value_and_grad, start())
-    assert int(state.n_iter) == 1
+    _, state = minimize(MAKE[name][0](max_eval=1), value_and_grad, 0.1 * start())
+    assert int(state.n_iter) == 1  # whose search takes two evaluations
+    assert int(state.func_evals) == 3
 
 
 @names

@@ -137,6 +137,11 @@ def test_slots_that_are_not_packed_have_memory_of_their_own():
     slots = tx.init({"w": p}).slots
     assert slots["ones"]["w"].is_contiguous()
     assert slots["zeros.int8"]["w"].is_contiguous()
+    w = torch.nn.Parameter(p)
+    w.grad = torch.ones_like(w)
+    opt = adapters.Optimizer([("w", w)], lambda: tx, compile=False)
+    opt.step()
+    assert opt.state[w]["ones"].is_contiguous()
 
 
 def test_an_error_of_init_is_its_own():

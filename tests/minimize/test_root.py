@@ -88,6 +88,16 @@ def test_broyden_evaluates_few_jacobians_and_never_ends_by_a_guess():
     assert not far.success or float(far.fun.abs().max()) < 1e-7
 
 
+def test_broyden_renews_a_guess_along_which_nothing_descends():
+    def fun(x: Tensor) -> Tensor:
+        return torch.stack([x[0].exp() - x[1] - 2, (-x[1]).exp() + x[0] ** 3 - 0.5])
+
+    x0 = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    found = fo.root(fun, x0, method="broyden")
+    assert found.success
+    assert 1 < found.njev < found.nfev
+
+
 def starts(count: int, n: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(n)
     a = torch.rand(count, n, dtype=torch.float64, generator=generator) + 1.0

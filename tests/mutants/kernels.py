@@ -26,6 +26,7 @@ methods of two objects are one rule
 = functional_optim/core/recording.py
 a graph serves another default dtype
 ~ made_as = ⟦torch.get_default_dtype() → None⟧  # of
+? engine/test_kernel_keys.py -k dtype_that_new
 a graph serves shapes for which the rule does something else
 ~             if ⟦not graphs.fits(first, real, sizes_of(p)) → False⟧:
 ? engine/test_undeclared_rules.py -k reduced_by_size
