@@ -33,8 +33,6 @@ BUCKET = 1 << 23
 class DividedExecutor(KernelExecutor):
     """DTensors on a CPU that one mesh dimension shards along their first dimension."""
 
-    keeps_memory = True
-
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
         self.spec: Any = self.params[0]
@@ -99,6 +97,10 @@ class DividedExecutor(KernelExecutor):
                 return None
             natives.append((own, native))
         return DividedTask(self, used, natives)
+
+    def keeps_memory(self) -> bool:
+        """Yes: values that last from one pass to the next."""
+        return True
 
     def combine(self, how: kernels.Combination, x: Tensor) -> Tensor:
         """The reduced vector of all processes."""

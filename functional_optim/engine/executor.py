@@ -58,9 +58,6 @@ class Executor:
     through_memory: ClassVar[bool] = False
     """Whether parameters are written past autograd, so that their versions must be raised."""
 
-    keeps_memory: ClassVar[bool] = False
-    """Whether it keeps memory of the size of its tensors from one step to the next."""
-
     skips: ClassVar[bool] = False
     """Whether a scalar on the device can skip a step."""
 
@@ -95,6 +92,10 @@ class Executor:
             RuntimeError: if the group is strict, and it cannot be compiled.
         """
         raise NotImplementedError
+
+    def keeps_memory(self) -> bool:
+        """Whether it keeps memory of the size of its tensors from one step to the next."""
+        return False
 
     def mine(self, grads: list[Tensor]) -> list[Tensor]:
         """The gradients of these tensors, among those of the group."""

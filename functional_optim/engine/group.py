@@ -131,6 +131,10 @@ class TensorGroup:
         self.placements = placements
         return True
 
+    def keeps_memory(self) -> bool:
+        """Whether one of its executors keeps memory of the size of its tensors."""
+        return any(x.keeps_memory() for x in self.executors)
+
     def _explain(self) -> None:
         """Raise ValueError if a step has failed because slots are those of another tensor."""
         rules = [x.rule for x in self.placements]

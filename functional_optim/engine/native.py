@@ -28,6 +28,9 @@ from functional_optim.kernels.graph import Graph
 GRAIN = 1 << 15
 """Elements from which threads share the work: torch's own grain size for CPU loops."""
 
+SCRATCH = 1 << 20
+"""The most bytes of scratch memory that do not matter where several plans are kept."""
+
 
 class Served:
     """The tensors of an executor for which one graph holds.
@@ -244,6 +247,9 @@ class KernelExecutor(Executor):
 class NativeExecutor(KernelExecutor):
     """Rules of any kind but matrix products, on CPU tensors, whatever their sizes."""
 
+    scratch = 0
+    """Bytes of memory for values that several phases of its kernels need."""
+
     @classmethod
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
@@ -276,7 +282,13 @@ class NativeExecutor(KernelExecutor):
     def _launch(self, native: kernels.Native, own: Served) -> kernels.Launch:
         large = sum([kernel_size(self.params[i]) for i in own.members]) >= GRAIN
         threads = torch.get_num_threads() if large else 1
-        return kernels.Launch(native, own.sizes, self.rows(own), own.constants, threads)
+        launch = kernels.Launch(native, own.sizes, self.rows(own), own.constants, threads)
+        self.scratch += launch.scratch.nbytes
+        return launch
+
+    def keeps_memory(self) -> bool:
+        """Whether its scratch memory is large, as for rules that store elements of a tensor."""
+        return self.scratch > SCRATCH
 
 
 def reason(placements: Sequence[Placement], error: kernels.Unsuitable) -> str:

@@ -203,13 +203,14 @@ class StepPlan:
     def beside(self, plans: Iterable[Own]) -> tuple[Own, ...]:
         """Those of some plans that are of the same tensors, with other gradients missing.
 
-        None whose executors keep memory for their matrices: one plan of these is enough.
+        None whose executors keep memory of the size of tensors: one plan of these is enough.
         """
-        found = [x for x in plans if not x._keeps_memory() and x.guard.is_beside(self.guard)]
+        found = [x for x in plans if not x.keeps_memory() and x.guard.is_beside(self.guard)]
         return tuple(found[:PARKED])
 
-    def _keeps_memory(self) -> bool:
-        return any(x.keeps_memory for own in self.entries for x in own.tensors.executors)
+    def keeps_memory(self) -> bool:
+        """Whether it keeps memory of the size of its tensors."""
+        return any(entry.tensors.keeps_memory() for entry in self.entries)
 
     def _contexts(
         self, grads: list[Tensor], extra: dict[str, Any], shared_time: Any = None

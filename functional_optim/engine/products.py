@@ -57,7 +57,6 @@ class ProductExecutor(Executor):
     kernels are native or Triton's."""
 
     through_memory = True
-    keeps_memory = True
 
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
@@ -129,6 +128,10 @@ class ProductExecutor(Executor):
         except kernels.Unsuitable as error:
             self.why = reason([placement], error)
             return False
+        return True
+
+    def keeps_memory(self) -> bool:
+        """Yes: the stacks of matrices."""
         return True
 
     def stacks_of(self, i: int) -> Stacks | OwnedStacks:

@@ -92,6 +92,10 @@ class ShardExecutor(Executor):
         given = self._given(grads)  # which may make another inner group
         return self.inner.prepare(given, scalars).step(given, scalars)
 
+    def keeps_memory(self) -> bool:
+        """Whether the group of the shards does."""
+        return self.inner.keeps_memory()
+
     def _given(self, grads: list[Tensor]) -> list[Tensor]:
         """The local gradients, after shards that have moved were taken in."""
         given = self._locals(grads)

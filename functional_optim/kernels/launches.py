@@ -63,6 +63,7 @@ class Launch:
         self.native = native
         self.wholes = [own[0] for own in sizes] if wholes is None else wholes
         self.table_rows: list[TableRow] = []  # none for a library without phases
+        self.scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
         count = len(sizes)
         self.rows = array.array("q")
         for row, own in zip(rows, constants, strict=True):

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from helpers import assert_same, clone
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -254,3 +255,35 @@ def test_a_replaced_state_is_freed():
     opt.step()
     gc.collect()
     assert not any(x() is not None for x in old)
+
+
+def in_turns(opt, params, turns):
+    """Steps in which the first parameter has a gradient, and the others have one by turns."""
+    for k in range(turns):
+        for i, p in enumerate(params):
+            p.grad = torch.ones_like(p) if k == 0 or i in (0, 1 + k % 2) else None
+        opt.step()
+
+
+def kept_memory(opt):
+    return sum(x.keeps_memory() for x in (vars(opt)["_plan"], *vars(opt)["_plan"].others))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_an_earlier_plan_that_stores_the_elements_of_large_tensors_is_not_kept(large):
+    """lamb's kernel stores the update of a tensor until its norm is known."""
+    shape = (600, 600) if large else (6, 6)
+    params = [torch.nn.Parameter(torch.ones(shape)) for _ in range(3)]
+    opt = adapters.Optimizer(params, fo.lamb, lr=1e-2)
+    in_turns(opt, params, 8)
+    assert len(vars(opt)["_plan"].others) == (0 if large else 1)
+    assert kept_memory(opt) == large
+
+
+def test_an_earlier_plan_with_matrices_of_shards_is_not_kept(mesh):
+    whole = [torch.ones(4, 4) for _ in range(3)]
+    params = [torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(0)])) for x in whole]
+    opt = adapters.Optimizer(params, fo.muon, lr=1e-2)
+    in_turns(opt, params, 8)
+    assert kept_memory(opt) == 1
+    assert not vars(opt)["_plan"].others
