@@ -7,6 +7,7 @@ a new device, or a new storage format, add a module and an entry in that list.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -65,7 +66,8 @@ class Executor:
     """Why its tensors have no kernel, set by `prepare`."""
 
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
-        self.group = group
+        # so that a plan that is replaced is freed, with the memory of its matrices
+        self.group: TensorGroup = weakref.proxy(group)
         self.members = members
         self.every = members == list(range(len(group.params)))
         self.params = [group.params[i] for i in members]
