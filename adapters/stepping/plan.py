@@ -38,7 +38,7 @@ from functional_optim.adapters.stepping.leaves import (
     turns_of_params,
 )
 from functional_optim.adapters.stepping.loss import extra_of
-from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
+from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts, counts_in
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.leafwise import Leafwise
@@ -259,7 +259,6 @@ class OptimizerPlan(StepPlan):
                 ParamEntry(optimizer, k, part, leaves, places, done, values, shared, written)
             )
         names.check()
-        ahead = max([entry.done for entry in entries], default=-1.0)
         for k, tx in chains:  # where other processes may have gradients for shared rules
             mine = {key: column for (group, key), column in columns.items() if group == k}
             if tx.communicates and not written.issuperset(map(id, mine.values())):
@@ -267,7 +266,7 @@ class OptimizerPlan(StepPlan):
                     ParamEntry(optimizer, k, tx, [], [], self.done or 0.0, (), mine, written)
                 )
         self.steps: Column | None = None
-        if self.done is not None and entries and self.done > ahead:
+        if self.done is not None and self._is_behind(entries):
             live = [(leaf.p, leaf.slots) for members in found.values() for _, leaf in members]
             self.steps = counts.count(self.done, live or counts.known(), made)
         parts = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
@@ -311,8 +310,8 @@ class OptimizerPlan(StepPlan):
         numbers = [x for entry in self.entries for x in entry.numbers()]
         numbers += [] if self.steps is None else self.steps.tensors
         if self.done is not None:  # which a copy of the optimizer writes, too
-            counts = [mine[key] for mine in dicts for key in ("step", STEPS) if key in mine]
-            numbers += [x if x._base is None else x._base for x in counts if isinstance(x, Tensor)]
+            counts = [x for x in counts_in(dicts) if isinstance(x, Tensor)]
+            numbers += [x if x._base is None else x._base for x in counts]
         once = tuple({id(x): x for x in numbers}.values())
         live = [p for p in every if p.grad is not None]
         values = tuple([tuple(x.values()) for x in dicts])
@@ -338,18 +337,17 @@ class OptimizerPlan(StepPlan):
             return None
         if self.done is not None:
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            states = [optimizer.state.get(p, {}) for p in params]
-            counts = [mine[key] for mine in states for key in ("step", STEPS) if key in mine]
+            counts = counts_in([optimizer.state.get(p, {}) for p in params])
             self.done = max(map(float, counts), default=0.0)
         if not all(entry.recount(self.done or 0.0) for entry in self.entries):
             return None
-        if self.done is not None and self.steps is None and self.done > self._ahead():
-            return None
-        return grads
+        behind = self.steps is None and self._is_behind(self.entries)
+        return None if behind else grads
 
-    def _ahead(self) -> float:
-        """The largest step count of its parameters."""
-        return max([entry.done for entry in self.entries if entry.first], default=-1.0)
+    def _is_behind(self, entries: Sequence[ParamEntry]) -> bool:
+        """Whether the optimizer has made more steps than each parameter of its entries."""
+        counts = [entry.done if entry.first else -1.0 for entry in entries]
+        return bool(counts) and self.done is not None and self.done > max(counts)
 
     def _take_numbers(self, optimizer: OptimizerBase, groups: list[int]) -> bool:
         for k in groups:

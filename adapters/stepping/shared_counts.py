@@ -41,6 +41,11 @@ Parts: TypeAlias = Sequence[tuple[int, Leafwise]]
 """For each entry of a plan its group, and its rules."""
 
 
+def counts_in(states: Iterable[dict[str, Any]]) -> list[Any]:
+    """The counts of steps in some states; the largest one is that of the optimizer."""
+    return [mine[key] for mine in states for key in ("step", STEPS) if key in mine]
+
+
 class Holder(NamedTuple):
     """A parameter whose state has the scalars of a rule. slots: the keys of that rule's slots."""
 
@@ -179,15 +184,12 @@ class SharedCounts:
 
     def time(self, read: Readings) -> float:
         """The number of finished steps."""
-        return max(map(read, self._counts()), default=0.0)
+        return max(map(read, counts_in(self.states())), default=0.0)
 
     def traced_time(self) -> Any:
         """The number of this step, if values cannot be compared; None if it is the first."""
-        counts = [tensor_of(numeric.float64(x)) for x in self._counts()]
+        counts = [tensor_of(numeric.float64(x)) for x in counts_in(self.states())]
         return torch.stack(counts).amax() + 1 if counts else None
-
-    def _counts(self) -> list[Any]:
-        return [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
 
     def write_apart(
         self, contexts: Sequence[StepContext], parts: Parts, t: Any, *, replace: bool

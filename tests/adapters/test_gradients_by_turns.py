@@ -222,6 +222,16 @@ def test_a_shared_number_in_two_dtypes_becomes_one():
     assert {opt.state[p]["d"].dtype for p in params} == {torch.float64}
 
 
+def test_steps_without_a_gradient_keep_their_plan():
+    opt, params = optimizer(RECIPES["gated"])
+    plans = []
+    for k in range(8):
+        give(params, k, [k % 2 == 0] * len(SHAPES))
+        opt.step()
+        plans.append(vars(opt)["_plan"])
+    assert plans[4:6] == plans[6:]
+
+
 def test_few_plans_are_kept():
     opt, params = optimizer(fo.adamw)
     chance = random.Random(0)
