@@ -295,12 +295,13 @@ class FusedStep(Step):
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         plan, given = None, None
-        if not torch.compiler.is_compiling():
-            for plan in self.plans:
-                given = plan.gradients(grads, state, params)
-                if given is not None:
-                    self._put_first(plan)
-                    break
+        plans = () if torch.compiler.is_compiling() else self.plans
+        for i, plan in enumerate(plans):
+            given = plan.gradients(grads, state, params)
+            if given is not None:
+                if i:  # not among plans that another thread has put there
+                    self.plans = (plan, *plans[:i], *plans[i + 1 :])
+                break
         if given is None and (modes.intercepted() or _without_values(state)):
             return self.by_operations(grads, state, params, extra)
         recording = torch.is_grad_enabled()
@@ -309,10 +310,6 @@ class FusedStep(Step):
             return self._by_kernels(grads, state, params, extra, plan, given)
         finally:
             set_grad_enabled(recording)
-
-    def _put_first(self, plan: TreePlan) -> None:
-        if self.plans[0] is not plan:
-            self.plans = (plan, *[x for x in self.plans if x is not plan])
 
     def _by_kernels(
         self,

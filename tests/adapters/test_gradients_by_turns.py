@@ -222,6 +222,25 @@ def test_a_shared_number_in_two_dtypes_becomes_one():
     assert {opt.state[p]["d"].dtype for p in params} == {torch.float64}
 
 
+def test_plans_of_another_threads_trees_do_not_stay_beside_those_of_these():
+    tx = fo.sgd(1e-2)
+    step, tree = fo.compile(tx), {"a": torch.ones(2), "b": torch.ones(2)}
+    own, others = (tree, tx.init(tree)), (clone(tree), tx.init(tree))
+    turns = [{"a": torch.ones(2), "b": None}, {"a": None, "b": torch.ones(2)}]
+    for grads in turns:
+        step(grads, own[1], own[0])
+    plans, valid = step.plans, step.plans[1].gradients
+
+    def found(*given):
+        plans[1].gradients = valid
+        step(turns[1], others[1], others[0])  # as another thread might, at this moment
+        return valid(*given)
+
+    plans[1].gradients = found
+    step(turns[0], own[1], own[0])
+    assert step.plans == plans[::-1]
+
+
 def test_steps_without_a_gradient_keep_their_plan():
     opt, params = optimizer(RECIPES["gated"])
     plans = []
