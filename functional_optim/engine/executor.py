@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from functional_optim import kernels
@@ -66,8 +67,9 @@ class Executor:
     """Why its tensors have no kernel, set by `prepare`."""
 
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
-        # so that a plan that is replaced is freed, with the memory of its matrices
-        self.group: TensorGroup = weakref.proxy(group)
+        # no cycle, so that a replaced plan is freed at once; a trace knows no proxies
+        traced = torch.compiler.is_compiling()
+        self.group: TensorGroup = group if traced else weakref.proxy(group)
         self.members = members
         self.every = members == list(range(len(group.params)))
         self.params = [group.params[i] for i in members]
