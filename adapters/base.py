@@ -22,7 +22,7 @@ from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
-from functional_optim.adapters.stepping.columns import owned
+from functional_optim.adapters.stepping.columns import own_scalars
 from functional_optim.adapters.stepping.leaves import Changes, discard
 from functional_optim.adapters.stepping.loss import left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
@@ -469,10 +469,7 @@ class OptimizerBase(torch.optim.Optimizer):
             ) from None
         if not known:  # torch adds it, and a group added later would differ from the others
             self.defaults.pop("differentiable", None)
-        for mine in self.state.values():
-            for key, value in mine.items():
-                if isinstance(value, Tensor) and value.dim() == 0:
-                    mine[key] = owned(value)
+        own_scalars(self.state.values())
 
 
 def _apart(mine: Any) -> Any:

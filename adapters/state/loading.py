@@ -14,10 +14,11 @@ from functional_optim import numeric, tree
 from functional_optim.adapters.state.names import check_names, named, place
 from functional_optim.adapters.state.recipes import has_none, is_code, with_code
 from functional_optim.adapters.state.storage import OWN
+from functional_optim.adapters.state.templates import Templates
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
-from functional_optim.checkpoint.conversion import converted, restore_precision
+from functional_optim.checkpoint.conversion import converted, is_packed, restore_precision
 from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
 from functional_optim.checkpoint.state_dict import Entry, without_value
 from functional_optim.core import base, sharding
@@ -25,8 +26,7 @@ from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
 from functional_optim.core.first_slots import slots_like
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import subtree
-from functional_optim.core.rule import Rule
-from functional_optim.core.storage import at_home, made_slots
+from functional_optim.core.storage import at_home
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -71,7 +71,9 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
             final = final if changed is None else changed
         check_form(optimizer, final)
         given.update(final)
-        return {**final, "state": {key: _held(x) for key, x in final["state"].items()}}
+        state = final["state"]
+        hold = _held if any(map(is_packed, set().union(*state.values()))) else dict
+        return {**final, "state": {key: hold(x) for key, x in state.items()}}
 
     def release(_: Any) -> None:
         for p, mine in optimizer.state.items():
@@ -115,8 +117,7 @@ class _Held:
 def _held(mine: Mapping[str, Any]) -> dict[str, Any]:
     """The state of one parameter, with codes that torch does not cast."""
     return {
-        key: _Held(x) if isinstance(x, Tensor) and str(key).rpartition(".")[2] in CELLS else x
-        for key, x in mine.items()
+        key: _Held(x) if isinstance(x, Tensor) and is_packed(key) else x for key, x in mine.items()
     }
 
 
@@ -176,17 +177,21 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
     for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True)):
         for i, (p, index) in enumerate(zip(mine["params"], theirs["params"], strict=True)):
             raw = state.get(index, {})
-            why = {} if p.is_meta else {key: without_value(x) for key, x in raw.items()}
-            for key in [key for key, x in raw.items() if type(x).__name__ == "ndarray"]:
-                why[key] = "is a numpy array, but it needs a tensor"
-            if optimizer.counts_steps and "step" in raw and not why.get("step"):
-                why["step"] = not_a_number(raw["step"], whole=True)
-            faults += [
-                f"{key} of parameter {place(mine, k, i)} {fault}"
-                for key, fault in why.items()
-                if fault
-            ]
+            for key, x in raw.items():
+                fault = _no_tensor(x, p)
+                if not fault and key == "step" and optimizer.counts_steps:
+                    fault = not_a_number(x, whole=True)
+                if fault:
+                    faults.append(f"{key} of parameter {place(mine, k, i)} {fault}")
     _refuse(faults)
+
+
+def _no_tensor(x: Any, p: Tensor) -> str | None:
+    """Why a saved value has no values of its own for p, as "is …"; None if it has some."""
+    if isinstance(x, Tensor):
+        return without_value(x) if x.is_meta and not p.is_meta else None
+    numpy = type(x).__name__ == "ndarray"
+    return "is a numpy array, but it needs a tensor" if numpy else None
 
 
 def check_loaded(
@@ -202,6 +207,7 @@ def check_loaded(
     """
     faults: list[str] = []
     chains: list[tuple[int, Leafwise]] = []
+    templates = Templates()
     counted = optimizer.counts_steps and any("step" in mine for mine in given["state"].values())
     one_mode = not hasattr(optimizer, "train") and TRAINING not in optimizer.defaults
     pairs = zip(optimizer.param_groups, given["param_groups"], strict=True)
@@ -241,13 +247,14 @@ def check_loaded(
             if not found or part is None:
                 continue
             raw = given["state"].get(index, {})
-            new = _check_parameter(optimizer, path, p, found, raw, part, bool(other))
+            new = _check_parameter(optimizer, path, p, found, raw, part, templates, bool(other))
             if counted and "step" not in found and not found.keys().isdisjoint(part.layout.keys):
                 new.append("{} has slots, but no step, which other parameters have")
             faults += [fault.format(f"parameter {place(group, k, i)}") for fault in new]
     _refuse(faults)
     for k, tx in chains:
-        for path, p in named(optimizer.param_groups[k]):
+        away = any(rule.storage.home is not None for rule, _, _ in tx.rules)
+        for path, p in named(optimizer.param_groups[k]) if away else ():
             _send_home(optimizer.state.get(p, {}), tx.on(path, p))
     counts = SharedCounts(optimizer, chains)
     counts.gather()
@@ -269,29 +276,24 @@ def _check_parameter(
     found: dict[str, Any],
     raw: Mapping[str, Any],
     tx: Leafwise,
+    templates: Templates,
     other: bool,
 ) -> list[str]:
     """Faults in one parameter's state, with {} for its name; corrects torch's casts.
 
-    other: whether the hyperparameters belong to another algorithm.
+    raw: the state before them. other: whether the hyperparameters belong to another algorithm.
     """
-    carried = tx.carried
     if isinstance(found.get(STEPS), dict):  # torch's {}, if a flat dict of 0.2.0 has no such key
         del found[STEPS]
-    numbers = {**carried, STEPS: 0}.items()
-    entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
-    for rule, keys, _ in tx.rules:
-        divides = _divided(rule, [found.get(key, p) for key in keys], p, path)
-        rows = zip(keys, slots_like(rule, p, path), divides, strict=True)
-        entries += [
-            (Entry([(key, True)], x), x.shape == p.shape and divided)
-            for key, x, divided in rows
-            if x is not None
-        ]
+    entries, needed, plain = templates.of(tx, p, path, found)
+    if optimizer.counts_steps and plain and _is_exact(found, raw, needed):
+        found.update({key: x.clone() for key, x in found.items() if key != "step"})
+        found["step"] = _as_count(found["step"], optimizer.integer_steps)
+        return []
+    carried = tx.carried
     slots = {key: x for key, x in found.items() if key not in {*carried, "step", STEPS}}
     slots = {key: restore_precision(x, raw.get(key)) for key, x in slots.items()}
-    needed = {entry.keys[0][0]: (entry.value, p) for entry, _ in entries if not entry.number}
-    new, wrong = converted(slots, needed)
+    new, wrong = converted(slots, {key: (x, p) for key, x in needed.items()})
     if wrong:
         return [f"{name} of {{}} {why}" for name, why in wrong.items()]
     for key in slots:
@@ -307,8 +309,7 @@ def _check_parameter(
         return [f"{{}} has the slots {sorted(map(str, found))}, but {keeps}"]
     if optimizer.counts_steps and "step" in found:
         found["step"] = _as_count(found["step"], optimizer.integer_steps)
-    for entry, beside in entries:
-        ((key, _),) = entry.keys
+    for key, entry, beside in entries:
         if key not in found or (found[key] is None and not entry.number):
             continue
         x = restore_precision(found[key], raw.get(key)) if entry.number else found[key]
@@ -320,18 +321,20 @@ def _check_parameter(
     return faults
 
 
-def _divided(rule: Rule, found: list[Any], p: Tensor, path: str) -> list[bool]:
-    """Whether each slot of a rule is divided if p is and has its shape.
-
-    A factor of a square matrix has the shape of the matrix, but every process has all of it.
-    found: the loaded slots; if all are divided, this is not asked.
-    """
-    if not sharding.is_sharded(p) or all(map(sharding.is_sharded, found)):
-        return [True] * len(rule.keys)
-    part = torch.empty(sharding.part(p).shape, dtype=p.dtype, device="meta")
-    made = made_slots(rule, sharding.from_part(part, p), path)
-    divided = dict(zip(rule.storage.fields, map(sharding.is_sharded, made), strict=True))
-    return [divided[key.partition(".")[0]] for key in rule.keys]
+def _is_exact(
+    found: Mapping[str, Any], raw: Mapping[str, Any], needed: Mapping[str, Tensor]
+) -> bool:
+    """Whether a state has a step count and the needed slots, all as they were saved: the usual
+    case, in which nothing is converted."""
+    if len(found) != len(needed) + 1 or "step" not in found:
+        return False
+    for key, like in needed.items():
+        x = found.get(key)
+        if type(x) is not Tensor or x is not raw.get(key):
+            return False
+        if x.dtype is not like.dtype or x.shape != like.shape or x.layout is not like.layout:
+            return False
+    return True
 
 
 def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
@@ -366,7 +369,7 @@ def _as_count(step: Any, integer: bool) -> Any:
     if integer:
         return int(step)
     if isinstance(step, Tensor) and step.element_size() > 2:
-        return step.reshape(())
+        return step if step.dim() == 0 and step._base is not None else step.reshape(())
     return owned(numeric.stored(step if isinstance(step, Tensor) else float(step)))
 
 

@@ -8,7 +8,7 @@ state stay the same objects, and are written one by one, unless they are those o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -24,6 +24,24 @@ from functional_optim.engine.plan import filling
 def owned(x: Tensor) -> Tensor:
     """A copy of a 0-dim tensor as a view, the mark of those that may be replaced by other views."""
     return x.detach().clone().reshape(1)[0]
+
+
+def own_scalars(states: Iterable[dict[str, Any]]) -> None:
+    """Replace the 0-dim tensors in some states by copies: step counts by parts of one vector, as
+    steps do, and others by what `owned` returns."""
+    counts: dict[Any, list[dict[str, Any]]] = {}
+    for mine in states:
+        for key, x in mine.items():
+            if isinstance(x, Tensor) and x.dim() == 0:
+                if key == "step" and type(x) is Tensor and x.layout is torch.strided:
+                    counts.setdefault((x.dtype, x.device), []).append(mine)
+                else:
+                    mine[key] = owned(x)
+    for own in counts.values():
+        with torch.no_grad():
+            vector = torch.stack([mine["step"] for mine in own])
+        for mine, x in zip(own, vector.unbind(), strict=True):
+            mine["step"] = x
 
 
 VECTORS = 16

@@ -252,6 +252,8 @@ class SharedCounts:
     def forget(self) -> None:
         """Remove the count where the largest `step` is the count."""
         states, read = self.states(), Readings()
+        if not any(STEPS in mine for mine in states):
+            return
         steps = [read(mine["step"]) for mine in states if "step" in mine]
         if steps and self.time(read) == max(steps):
             for mine in states:

@@ -83,6 +83,11 @@ def converted(
     return result, faults
 
 
+def is_packed(key: Any) -> bool:
+    """Whether a key of a state is that of the codes of a slot."""
+    return str(key).rpartition(".")[2] in CELLS
+
+
 def _forms(entries: Mapping[str, Any]) -> dict[str, SavedSlot]:
     """The slots of a state, by name."""
     named = [key.rpartition(".") for key in entries]

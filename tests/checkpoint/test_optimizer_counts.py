@@ -132,3 +132,30 @@ def test_two_rules_of_a_user_may_have_a_seed():
         w.grad = torch.ones(2)
         opt.step()
     assert {"x.seed", "y.seed"} <= opt.state[w].keys()
+
+
+def test_a_load_asks_for_the_slots_of_a_shape_once():
+    """Slots on the meta device are slow to make: parameters of one shape share those of a load."""
+    made = []
+
+    def init(p):
+        made.append(p.is_meta)
+        return Sum(torch.zeros_like(p))
+
+    rule = fo.leafwise(init, lambda u, slots, p: (u, Sum(slots.total + u)), name="summed")
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(20)]
+    opt = adapters.Optimizer(params, lambda: fo.chain(rule, fo.scale(-0.1)), compile=False)
+    for p in params:
+        p.grad = torch.ones(3)
+    opt.step()
+    saved = opt.state_dict()
+    made.clear()
+    opt.load_state_dict(saved)
+    assert made == [True]
+    assert all(
+        opt.state[p]["total"] is not saved["state"][i]["total"] for i, p in enumerate(params)
+    )
+
+
+class Sum(NamedTuple):
+    total: torch.Tensor
