@@ -13,6 +13,7 @@ import functional_optim as fo
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.joint import agreed, check_undivided, restored
 from functional_optim.adapters.optimizer import Optimizer
+from functional_optim.adapters.state.hyperparameters import PARAMS, changed_values, constants
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
@@ -125,30 +126,60 @@ class SAM(Optimizer):
         check_undivided(type(self).__name__, group["params"])
 
     def _uphill(self) -> SharpnessAware:
-        """The ascent step of all groups."""
+        """The ascent step of all groups, the same object while its numbers do not change."""
         who = f"{type(self).__name__} takes one ascent step for all groups"
         first = agreed(who, self.param_groups, self.uphill)
-        return type(self).around(fo.identity(), **{name: first[name] for name in self.uphill})
+        hyper = {name: first[name] for name in self.uphill}
+        known, tx = vars(self).get("_ascent", ({}, None))
+        if tx is None or changed_values(known, hyper):
+            tx = type(self).around(fo.identity(), **hyper)
+            vars(self)["_ascent"] = hyper, tx
+        return tx
 
     def _moving(self) -> list[Tensor]:
         """The parameters that the recipes do not freeze."""
-        return [p for group in self.param_groups for p in self._moving_in(group)]
+        return [p for k in range(len(self.param_groups)) for p in self._moving_in(k)]
 
-    def _moving_in(self, group: dict[str, Any]) -> list[Tensor]:
-        tx = self.checked_transform(group, in_step=True)
-        places = [x.where for x in freezing_rules(tx)]
+    def _moving_in(self, k: int) -> list[Tensor]:
+        group = self.param_groups[k]
+        places = self._frozen_in(k)
+        if not places:
+            return group["params"]
         return [p for name, p in named(group) if not any(chosen(x, name, p) for x in places)]
+
+    def _frozen_in(self, k: int) -> list[Any]:
+        """Which parameters of a group its recipe freezes. It is called again if a hyperparameter
+        has changed, or may have changed in place."""
+        group, every = self.param_groups[k], vars(self).setdefault("_frozen", {})
+        hyper = constants({key: x for key, x in group.items() if key not in PARAMS})
+        recipe, known, places = every.get(k, (None, None, []))
+        if hyper is None or recipe is not self.recipe or changed_values(known, hyper):
+            tx = self.checked_transform(group, in_step=True)
+            places = [x.where for x in freezing_rules(tx)]
+            every[k] = self.recipe, hyper, places
+        return places
 
     def _at_the_worse_point(self, tx: SharpnessAware, closure: Callable[[], Any]) -> None:
         """Compute the gradients after the ascent step; the parameters are restored afterwards."""
         params = [p for p in self._moving() if p.grad is not None]
         held = [p.detach() for p in params]
         before = [p.clone() for p in held]
-        uphill, _ = tx.ascent.update([p.grad for p in params], tx.ascent.init(held), held)
+        state = self._before_ascent(tx, held)
+        uphill, _ = tx.ascent.update([p.grad for p in params], state, held)
         with restored(held, before):
             for p, u in zip(held, uphill, strict=True):
                 p.add_(u)
             base.recorded(closure)
+
+    def _before_ascent(self, tx: SharpnessAware, held: list[Tensor]) -> Any:
+        """The state of an ascent step, which has no slots; it is kept for parameters of the same
+        dtypes and devices, on which `init` depends."""
+        kinds = [(x.dtype, x.device) for x in held]
+        own, known, state = vars(self).get("_start", (None, None, None))
+        if own is not tx or known != kinds:
+            state = tx.ascent.init(held)
+            vars(self)["_start"] = tx, kinds, state
+        return state
 
 
 class ASAM(SAM):

@@ -217,3 +217,30 @@ def test_a_group_that_is_thawed_climbs():
 def test_a_step_of_the_object_needs_a_closure(given):
     with pytest.raises(RuntimeError, match=r"SAM needs the gradients at two points"):
         adapters.SAM([torch.nn.Parameter(torch.ones(2))]).step(given)
+
+
+def test_the_object_asks_its_recipe_for_frozen_parameters_only_after_changes():
+    """Steps with the same hyperparameters do not call it again; a new value does."""
+    calls = []
+
+    def recipe(lr):
+        calls.append(lr)
+        return fo.sgd(lr)
+
+    w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    opt = adapters.SAM([w], recipe, lr=0.1)
+
+    def closure():
+        opt.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    before = len(calls)
+    for _ in range(3):
+        opt.step(closure)
+    assert len(calls) == before
+    opt.param_groups[0]["lr"] = 0.2
+    opt.step(closure)
+    assert len(calls) > before
