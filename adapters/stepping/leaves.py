@@ -6,7 +6,7 @@ What a step changes before it writes is taken back if the step fails.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -83,6 +83,24 @@ def fill_state(
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
+
+
+def begin_state(
+    optimizer: OptimizerBase,
+    k: int,
+    name: str,
+    p: Tensor,
+    tx: Leafwise,
+    made: Changes,
+    own: Collection[str],
+    *,
+    recorded: bool = False,
+) -> None:
+    """`fill_state` for a parameter of group k, on its device. own: the names that the group has."""
+    device = number_device(optimizer, optimizer.param_groups[k], p)
+    alone = k > 0 and name not in own  # indices begin at 0 in each group
+    with draws.within(f"{k}." if alone else ""):
+        fill_state(optimizer, name, p, tx, made, recorded=recorded, device=device)
 
 
 def _check_numbers(name: str, state: Any, keys: Iterable[str]) -> None:
@@ -265,10 +283,7 @@ def checked_leaves(
         optimizer.check_gradient(p, g, group)
         base.check_gradient(name, g, p)
         new = not optimizer.state.get(p)
-        device = number_device(optimizer, group, p)
-        alone = k > 0 and name not in own  # indices begin at 0 in each group
-        with draws.within(f"{k}." if alone else ""):
-            fill_state(optimizer, name, p, part, made, recorded=recorded, device=device)
+        begin_state(optimizer, k, name, p, part, made, own, recorded=recorded)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
         keys = chain.from_iterable(part.layout.slots)

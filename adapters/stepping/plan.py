@@ -245,6 +245,7 @@ class OptimizerPlan(StepPlan):
                     names.add(name, p, {})
             before += len(live)
         counts.gather()
+        counts.start([(k, tx) for k, tx in chains if tx.communicates], made)
         columns = counts.columns(read)
         written: set[int] = set()
         entries = []
@@ -261,7 +262,8 @@ class OptimizerPlan(StepPlan):
         names.check()
         for k, tx in chains:  # where other processes may have gradients for shared rules
             mine = {key: column for (group, key), column in columns.items() if group == k}
-            if tx.communicates and not written.issuperset(map(id, mine.values())):
+            idle = counts.counts_steps and not entries and counts.known()
+            if tx.communicates and (idle or not written.issuperset(map(id, mine.values()))):
                 entries.append(
                     ParamEntry(optimizer, k, tx, [], [], self.done or 0.0, (), mine, written)
                 )

@@ -16,8 +16,9 @@ from torch import Tensor
 from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.hyperparameters import PARAMS
+from functional_optim.adapters.state.names import named, names_of
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
-from functional_optim.adapters.stepping.leaves import Changes
+from functional_optim.adapters.stepping.leaves import Changes, begin_state
 from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.numbers import tensor_of
@@ -160,6 +161,25 @@ class SharedCounts:
         """Find the parameters with the numbers of the rules; see `SharedRule.look`."""
         for shared in self.rules:
             shared.look(self.optimizer)
+
+    def start(self, chains: Parts, made: Changes) -> None:
+        """Begin the states of parameters that have had no gradient, so that counts advance which no
+        other state holds: other processes may have had one.
+
+        chains: those that act on a part of the model. made: receives the new entries.
+        """
+        for k, tx in chains if self.counts_steps else ():
+            group = self.optimizer.param_groups[k]
+            rules = [x for x in self.rules if k in x.groups]
+            for name, p in named(group):
+                missing = [x.keys for x in rules if not x.holders]
+                if not missing and self.known():
+                    break
+                part = tx.on(name, p)
+                keys = [] if part is None else part.layout.carry
+                if part is not None and (not self.known() or any(x in keys for x in missing)):
+                    begin_state(self.optimizer, k, name, p, part, made, names_of(group) or ())
+                    self.gather()
 
     def agree(self, read: Readings) -> None:
         """Make scalars equal; see `SharedRule.agree`."""

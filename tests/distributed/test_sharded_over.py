@@ -38,10 +38,12 @@ OWNERS = {"split": {"a": 0, "b": 0, "c": 1}, "none": dict.fromkeys(SHAPES, 0)}
 
 
 class Scene(NamedTuple):
-    """A recipe of a learning rate. nan: leaf "b" has one in the second step."""
+    """A recipe of a learning rate. nan: leaf "b" has one in the second step. late: leaf "c" has no
+    gradient in the first step."""
 
     recipe: Callable[[Any], Any]
     nan: bool = False
+    late: bool = False
 
 
 def clip(lr):
@@ -63,6 +65,11 @@ SCENES = {
     "accumulate": Scene(lambda lr: fo.accumulate(clip(lr), 2, skip_nonfinite=True), nan=True),
     "conditional": Scene(lambda lr: fo.conditionally_mask(clip(lr), lambda step: step % 2 == 1)),
     "partition": Scene(parted),
+    "late": Scene(lambda lr: fo.accumulate(clip(lr), 2), late=True),
+    "late-parts": Scene(lambda lr: fo.accumulate(parted(lr), 2), late=True),
+    "lookahead": Scene(
+        lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.lookahead(fo.sgd(lr), 3)), late=True
+    ),
 }
 HOWS = ("update", "object", "vmap", "compile", "traced")
 SOME = {"traced": ("clip",), "vmap": ("clip", "finite")}
@@ -83,6 +90,8 @@ def gradients(scene, how):
     """One process has none in the third step; where torch.compile traces, a sum needs readers."""
     found = [tensors(i + 1) for i in range(STEPS)]
     found[2] = {"a": found[2]["a"], "b": found[2]["b"], "c": None}
+    if scene.late:
+        found[0]["c"] = None
     if scene.nan:
         found[1]["b"][0, 0] = torch.nan
     return found[:2] if how == "traced" else found
