@@ -261,6 +261,19 @@ def test_few_plans_are_kept():
     assert sum(type(x) is OptimizerPlan for x in gc.get_objects()) <= 1 + PARKED
 
 
+def test_shards_that_are_gradients_of_each_other_are_read_before_the_step(mesh):
+    ends = []
+    for put in (torch.clone, lambda x: distribute_tensor(x, mesh, [Shard(0)])):
+        params = [torch.nn.Parameter(put(x)) for x in torch.ones(2, 6000, 3).unbind()]
+        params[1].data.fill_(2e-3)
+        opt = adapters.Optimizer(params, fo.sgd, lr=0.1)
+        for _ in range(3):
+            params[0].grad, params[1].grad = [p.detach() for p in reversed(params)]
+            opt.step()
+        ends.append([getattr(p, "_local_tensor", p).detach() for p in params])
+    assert_same(*ends)
+
+
 def test_entries_of_a_state_that_are_no_parameters_count_no_steps():
     ends = []
     for more in ({}, {"scheduler": {"step": 1000}, "epoch": 3}):
