@@ -187,7 +187,7 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
 
 
 def _no_tensor(x: Any, p: Tensor) -> str | None:
-    """Why a saved value has no values of its own for p, as "is …"; None if it has some."""
+    """Why a saved value cannot be loaded for p, as "is …"; None if it may."""
     if isinstance(x, Tensor):
         return without_value(x) if x.is_meta and not p.is_meta else None
     numpy = type(x).__name__ == "ndarray"

@@ -1,4 +1,4 @@
-"""The entries of a parameter's state, to compare a loaded one with."""
+"""The elements of a parameter's state, to compare a loaded one with."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Executor:
     """Why its tensors have no kernel, set by `prepare`."""
 
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
-        # no cycle, so that a replaced plan is freed at once; a trace knows no proxies
+        # no cycle, so that a replaced plan is freed at once; a trace does not support proxies
         traced = torch.compiler.is_compiling()
         self.group: TensorGroup = group if traced else weakref.proxy(group)
         self.members = members
