@@ -38,8 +38,7 @@ def own_scalars(states: Iterable[dict[str, Any]]) -> None:
                 else:
                     mine[key] = owned(x)
     for own in counts.values():
-        with torch.no_grad():
-            vector = torch.stack([mine["step"] for mine in own])
+        vector = torch.stack([mine["step"].detach() for mine in own])
         for mine, x in zip(own, vector.unbind(), strict=True):
             mine["step"] = x
 
