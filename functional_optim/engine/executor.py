@@ -7,11 +7,9 @@ a new device, or a new storage format, add a module and an entry in that list.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from functional_optim import kernels
@@ -67,9 +65,7 @@ class Executor:
     """Why its tensors have no kernel, set by `prepare`."""
 
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
-        # no cycle, so that a replaced plan is freed at once; a trace does not support proxies
-        traced = torch.compiler.is_compiling()
-        self.group: TensorGroup = group if traced else weakref.proxy(group)
+        self.group = group
         self.members = members
         self.every = members == list(range(len(group.params)))
         self.params = [group.params[i] for i in members]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -132,6 +131,12 @@ class TensorGroup:
         self.placements = placements
         return True
 
+    def _explain(self) -> None:
+        """Raise ValueError if a step has failed because slots are those of another tensor."""
+        rules = [x.rule for x in self.placements]
+        for p, slots in zip(self.params, self.slots, strict=True):
+            explain(rules, p, slots)
+
     def keeps_memory(self) -> bool:
         """Whether one of its executors keeps memory of the size of its tensors."""
         return any(x.keeps_memory() for x in self.executors)
@@ -146,13 +151,12 @@ class TensorGroup:
         found = self.ready.get(scalars.task)
         if found is not None:
             return found
-        explaining = partial(_explain, self.placements, self.params, self.slots)
         try:
             runners = self._runners(grads, scalars)
         except Exception:
-            explaining()
+            self._explain()
             raise
-        self.ready[scalars.task] = kernels.Together(runners, self.written, explaining)
+        self.ready[scalars.task] = kernels.Together(runners, self.written, self._explain)
         return self.ready[scalars.task]
 
     def _runners(self, grads: list[Tensor], scalars: BoundScalars) -> list[Runner]:
@@ -188,15 +192,6 @@ class TensorGroup:
         if executor.why and any(isinstance(x, PerTensorExecutor) for x in found):
             kernels.fallback(executor.why, "it runs", strict=self.strict)
         return found
-
-
-def _explain(
-    placements: Sequence[Placement], params: list[Tensor], slots: list[list[Slots]]
-) -> None:
-    """Raise ValueError if a step has failed because slots are those of another tensor."""
-    rules = [x.rule for x in placements]
-    for p, own in zip(params, slots, strict=True):
-        explain(rules, p, own)
 
 
 def _same_code(a: Placement, b: Placement) -> bool:

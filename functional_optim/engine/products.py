@@ -7,7 +7,6 @@ of these kernels writes what is stepped: a product that raises leaves everything
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import groupby
@@ -176,7 +175,7 @@ class StagedStep:
     def __init__(
         self, owner: ProductExecutor, grads: list[Tensor], scalars: BoundScalars, at: list[int]
     ) -> None:
-        self.owner: ProductExecutor = weakref.proxy(owner)
+        self.owner = owner
         self.at = at
         self.stages: list[tuple[Stacks | OwnedStacks, Any]] = []
         placements = list(scalars.placements)

@@ -221,8 +221,8 @@ tensors of one turn are not next to each other
 = functional_optim/engine/shards.py
 a shard that has moved is written where it was
 -             self._build(given)
--         return given
-+             pass
+-             given = list(
++             given = list(
 +         return given
 ? engine/test_every_way.py -k moves
 = functional_optim/engine/divided.py
