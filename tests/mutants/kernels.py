@@ -223,7 +223,6 @@ a shard that has moved is written where it was
 -             self._build(given)
 -             given = list(
 +             given = list(
-+         return given
 ? engine/test_every_way.py -k moves
 = functional_optim/engine/divided.py
 sums over rows are those of one process
