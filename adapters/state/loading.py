@@ -358,7 +358,7 @@ def _as_kept(loaded: Any, exact: Any, entry: Entry) -> Any:
     """A loaded value in its stored dtype; exact: the value before torch's cast."""
     dtype = numeric.carry_dtype(entry.value) if entry.number else entry.value.dtype
     if getattr(loaded, "dtype", None) is dtype:
-        return loaded.reshape(()) if entry.number else loaded
+        return owned(loaded.reshape(())) if entry.number and loaded.dim() else loaded
     if not entry.number:
         return exact.to(dtype)
     return owned(numeric.stored(exact, getattr(exact, "device", None), dtype=dtype))
@@ -369,7 +369,7 @@ def _as_count(step: Any, integer: bool) -> Any:
     if integer:
         return int(step)
     if isinstance(step, Tensor) and step.element_size() > 2:
-        return step if step.dim() == 0 and step._base is not None else step.reshape(())
+        return step if step.dim() == 0 and step._base is not None else owned(step.reshape(()))
     return owned(numeric.stored(step if isinstance(step, Tensor) else float(step)))
 
 

@@ -157,5 +157,22 @@ def test_a_load_asks_for_the_slots_of_a_shape_once():
     )
 
 
+@pytest.mark.parametrize("recipe", [fo.adamw, fo.nadam], ids=["count", "carried"])
+def test_a_load_copies_numbers_that_are_saved_as_vectors(recipe):
+    """Steps wrote the step count, and a carried scalar, into a loaded tensor of shape (1,)."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.Optimizer([w], recipe, lr=0.1, compile=False)
+    step_object(opt, [[torch.ones(2)]])
+    saved = opt.state_dict()
+    state = {
+        key: x if x.dim() else torch.tensor([x.item()]) for key, x in saved["state"][0].items()
+    }
+    before = {key: x.clone() for key, x in state.items()}
+    opt.load_state_dict({**saved, "state": {0: state}})
+    step_object(opt, [[torch.ones(2)]])
+    assert_same(state, before)
+    assert opt.state[w]["step"].item() == 2
+
+
 class Sum(NamedTuple):
     total: torch.Tensor
