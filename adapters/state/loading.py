@@ -189,7 +189,7 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
 def _no_tensor(x: Any, p: Tensor) -> str | None:
     """Why a saved value cannot be loaded for p, as "is …"; None if it may."""
     if isinstance(x, Tensor):
-        return without_value(x) if x.is_meta and not p.is_meta else None
+        return None if p.is_meta else without_value(x)
     numpy = type(x).__name__ == "ndarray"
     return "is a numpy array, but it needs a tensor" if numpy else None
 
