@@ -27,7 +27,7 @@ from functional_optim.adapters.stepping.leaves import Changes, discard
 from functional_optim.adapters.stepping.loss import left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
-from functional_optim.adapters.stepping.traced import step_traced
+from functional_optim.adapters.stepping.traced import step_in_graph, step_traced
 from functional_optim.core import base, modes
 from functional_optim.core.calls import explaining
 from functional_optim.core.chain import choices_of
@@ -190,7 +190,7 @@ class OptimizerBase(torch.optim.Optimizer):
                 )
             loss = base.recorded(closure)
         if torch.compiler.is_compiling():
-            base.unrecorded(partial(step_traced, self, loss, replace=False))
+            base.unrecorded(partial(step_in_graph, self, loss, self._step_in_place))
         elif self.defaults.get("differentiable"):
             base.recorded(partial(step_traced, self, loss, replace=True))
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from functional_optim import numeric
+from functional_optim.adapters.state.names import named
 from functional_optim.adapters.stepping.leaves import (
     Changes,
     Names,
@@ -29,6 +31,21 @@ from functional_optim.kernels.interrupts import held
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
+
+
+def step_in_graph(optimizer: OptimizerBase, loss: Any, in_place: Callable[[Any], None]) -> None:
+    """A step that torch.compile traces; `in_place` outside of its graph if sums over processes are
+    in it.
+
+    A graph leaves out sums that nothing reads, as in a process without gradients, and may put them
+    in another order than the graphs of other processes.
+    """
+    every = [optimizer.checked_transform(group, in_step=True) for group in optimizer.param_groups]
+    if any(tx.communicates for tx in every):
+        why = "a recipe of fo.sharded_over steps outside of graphs: all processes must sum alike"
+        torch.compiler.disable(in_place, reason=why)(loss)
+    else:
+        step_traced(optimizer, loss, replace=False)
 
 
 def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
@@ -106,6 +123,8 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Changes) -> 
                 "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
                 "made of one-tensor rules; this one also has another transformation."
             )
+        if tx.communicates:
+            _check_processes(group)
         chains.append((k, tx))
     counts = SharedCounts(optimizer, chains)
     count = counts.traced_time() if counts.counts_steps else None
@@ -135,6 +154,17 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Changes) -> 
         numeric.storing_wide(step)
     else:
         step()
+
+
+def _check_processes(group: dict[str, Any]) -> None:
+    """Raise RuntimeError for a missing gradient where other processes may have one, and numbers of
+    this one would not advance."""
+    for name, p in named(group):
+        if p.grad is None:
+            raise RuntimeError(
+                f"parameter {name!r} has no gradient; with fo.sharded_over, a step that autograd "
+                "records or make_fx traces needs one for each parameter: pass zeros."
+            )
 
 
 def _keeps_doubles(entries: list[TracedEntry]) -> bool:

@@ -162,7 +162,7 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
     Every step performs one all_reduce of a few scalars for each transform that measures. A process
     without parameters, or without gradients for them, contributes zeros. So every process must take
     the same number of steps; if one raises an error, the others wait until their group's timeout.
-    In a step that torch.compile traces, every process needs a gradient: an unused sum is dropped.
+    An optimizer object steps outside of torch.compile's graphs.
 
     Args:
         tx: a transformation that consists of one-tensor rules, or a chain of such.

@@ -54,12 +54,13 @@ class TensorGuard:
         self.compared = (*params, *[x for x in slots if x.dim() > 1])
         self.check = same_looks([*grads, *self.compared])
         self.reaches = [reach(x) if has_address(x) else 0 for x in grads]
-        self.written = Written(tensors)
+        self.written = Written(map(_local, tensors))
         self.addressed = tuple([x for x in tensors if has_address(x)])
         self.addresses = list(map(Tensor.data_ptr, self.addressed))
         self.others = [x for x in tensors if not has_address(x)]
         self.places = list(map(_place, self.others))
         self.meshes = _meshes(grads)
+        self.clear: list[int | None] = []
         self.simple = not (self.others or self.meshes)
         self.objects, self.states, self.values = objects, states, values
         self.driven = any(x.device.type in kernels.DRIVERS for x in tensors)
@@ -71,7 +72,7 @@ class TensorGuard:
 
     def apart(self, g: Tensor) -> Tensor:
         """A gradient, copied if a step would write into it before it is read."""
-        return g.clone() if self.written.meets(g) else g
+        return g.clone() if self.written.meets(_local(g)) else g
 
     def trees(self, structure: Any, outline: Any, grads: Any, *rest: Any) -> list[Tensor] | None:
         """The gradients in a tree, if their properties and the leaves of the others are the same.
@@ -176,9 +177,18 @@ class TensorGuard:
         return grads
 
     def _others_stay(self, grads: list[Tensor]) -> bool:
-        if self.meshes and _meshes(grads) != self.meshes:
+        """Whether shards are where they were, and the step writes none of their gradients."""
+        if self.others and list(map(_place, self.others)) != self.places:
             return False
-        return not self.others or list(map(_place, self.others)) == self.places
+        if not self.meshes:
+            return True
+        if _meshes(grads) != self.meshes:
+            return False
+        places = list(map(_place, grads))
+        if places == self.clear:
+            return True
+        self.clear = [] if any(map(self.written.meets, map(_local, grads))) else places
+        return bool(self.clear)
 
     def _are_there(self, grads: list[Tensor]) -> bool:
         """Whether gradients have memory that the step does not write."""
@@ -201,9 +211,15 @@ def _meshes(grads: list[Tensor]) -> list[Any]:
     return [mesh for g in grads if (mesh := getattr(g, "device_mesh", None)) is not None]
 
 
+def _local(x: Any) -> Any:
+    """The memory of this process behind a DTensor, even while something is still being sent to it;
+    any other tensor itself."""
+    return getattr(x, "_local_tensor", x)
+
+
 def _place(x: Tensor) -> int | None:
     try:
-        return x.data_ptr()
+        return _local(x).data_ptr()
     except RuntimeError:  # of a layout, or inside of a transform, that has no storage
         return None
 

@@ -97,12 +97,10 @@ class ShardExecutor(Executor):
         return self.inner.keeps_memory()
 
     def _given(self, grads: list[Tensor]) -> list[Tensor]:
-        """The local gradients, after shards that have moved were taken in; copies of those in
-        memory that the step writes."""
+        """The local gradients, after shards that have moved were taken in."""
         given = self._locals(grads)
         if self.guard.trees(self.structure, self.outline, given, *self._columns()) is None:
             self._build(given)
-            given = list(map(self.guard.apart, given))
         return given
 
     def _columns(self) -> list[list[Any]]:

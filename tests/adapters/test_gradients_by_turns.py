@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from helpers import assert_same, clone
-from torch.distributed.tensor import Shard, distribute_tensor
+from helpers import assert_close, assert_same, clone
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -261,17 +261,45 @@ def test_few_plans_are_kept():
     assert sum(type(x) is OptimizerPlan for x in gc.get_objects()) <= 1 + PARKED
 
 
-def test_shards_that_are_gradients_of_each_other_are_read_before_the_step(mesh):
+def first_by(one, other):
+    """The first parameter by one recipe."""
+    return fo.partition({"one": one, "other": other}, {"0": "one", "*": "other"})
+
+
+MIXES = {
+    "shards": (fo.sgd, "both"),
+    "a matrix last": (lambda lr: first_by(fo.sgd(lr), fo.muon(lr)), "both"),
+    "a matrix first": (lambda lr: first_by(fo.muon(lr), fo.sgd(lr)), "both"),
+    "other rules": (lambda lr: first_by(fo.sgd(lr), fo.adamw(lr)), "both"),
+    "a plain one first": (fo.sgd, "last"),
+    "a plain one last": (fo.sgd, "first"),
+}
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("name", MIXES)
+def test_shards_that_are_gradients_of_each_other_are_read_before_the_step(name, compile, mesh):
+    """Also by other executors, and where it is so only in the second step."""
+    recipe, divided = MIXES[name]
     ends = []
-    for put in (torch.clone, lambda x: distribute_tensor(x, mesh, [Shard(0)])):
-        params = [torch.nn.Parameter(put(x)) for x in torch.ones(2, 6000, 3).unbind()]
-        params[1].data.fill_(2e-3)
-        opt = adapters.Optimizer(params, fo.sgd, lr=0.1)
-        for _ in range(3):
-            params[0].grad, params[1].grad = [p.detach() for p in reversed(params)]
+    for on in (False, True):
+        parts = [on and divided in ("both", where) for where in ("first", "last")]
+
+        def put(i, x, parts=parts):
+            return distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None) if parts[i] else x
+
+        start = torch.arange(2 * 60 * 30.0).reshape(2, 60, 30).cos()
+        params = [torch.nn.Parameter(put(i, x.clone())) for i, x in enumerate(start)]
+        opt = adapters.Optimizer(params, recipe, lr=0.1, compile=compile)
+        for step in range(4):
+            for i, p in enumerate(params):
+                other = params[1 - i].detach()
+                near = getattr(other, "_local_tensor", other)
+                far = DTensor.from_local(near, mesh, [Shard(0)]) if parts[i] else near
+                p.grad = torch.ones_like(p) if step == 0 else far
             opt.step()
         ends.append([getattr(p, "_local_tensor", p).detach() for p in params])
-    assert_same(*ends)
+    assert_close(*ends, 1e-5)
 
 
 def test_entries_of_a_state_that_are_no_parameters_count_no_steps():

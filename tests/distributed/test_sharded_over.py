@@ -25,6 +25,7 @@ from ranks_models import (
 )
 from torch import distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -71,8 +72,12 @@ SCENES = {
         lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.lookahead(fo.sgd(lr), 3)), late=True
     ),
 }
-HOWS = ("update", "object", "vmap", "compile", "traced")
-SOME = {"traced": ("clip",), "vmap": ("clip", "finite")}
+HOWS = ("update", "object", "vmap", "compile", "traced", "traced object")
+SOME = {
+    "traced": ("clip", "partition"),
+    "vmap": ("clip", "finite"),
+    "traced object": ("clip", "finite", "late-parts"),
+}
 RUNS = [
     (name, how, owners)
     for how in HOWS
@@ -86,30 +91,31 @@ def tensors(seed):
     return {name: torch.randn(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
 
 
-def gradients(scene, how):
-    """One process has none in the third step; where torch.compile traces, a sum needs readers."""
+def gradients(scene):
+    """One process has none in the third step."""
     found = [tensors(i + 1) for i in range(STEPS)]
     found[2] = {"a": found[2]["a"], "b": found[2]["b"], "c": None}
     if scene.late:
         found[0]["c"] = None
     if scene.nan:
         found[1]["b"][0, 0] = torch.nan
-    return found[:2] if how == "traced" else found
+    return found
 
 
 def run(name, how, recipe, keep):
     """The leaves that `keep` names, after all steps."""
     scene = SCENES[name]
     params = {name: x for name, x in tensors(0).items() if name in keep}
-    grads = [{n: g for n, g in all_.items() if n in keep} for all_ in gradients(scene, how)]
-    if how == "object":
+    grads = [{n: g for n, g in all_.items() if n in keep} for all_ in gradients(scene)]
+    if how in ("object", "traced object"):
         params = {n: torch.nn.Parameter(p) for n, p in params.items()}
         groups = [{"params": list(params.values())}, {"params": []}]
         opt = adapters.Optimizer(groups, recipe, lr=0.1, compile=False)
+        step = opt.step if how == "object" else torch.compile(opt.step, backend="eager")
         for g in grads:
             for name, p in params.items():
                 p.grad = g[name]
-            opt.step()
+            step()
         return {name: whole(p) for name, p in params.items()}
     if how == "vmap":
         return in_an_ensemble(recipe, params, grads)
@@ -258,6 +264,9 @@ def refusals(mesh):
         }
     shards = list(wrapped("fsdp2", mesh, new_model()).named_parameters())
     found["fsdp2"] = {"marked": message(ValueError, marked, shards)}
+    opt = marked([torch.nn.Parameter(torch.ones(2)) for _ in range(2)])
+    opt.param_groups[0]["params"][0].grad = torch.ones(2)
+    found["recorded"] = message(RuntimeError, make_fx(lambda: opt.step()))
     single = dist.new_group([0])
     if dist.get_rank() == 1:
         tx = fo.sharded_over(fo.clip_by_global_norm(1.0), single)
@@ -389,6 +398,7 @@ def test_marks_are_refused_where_they_would_count_twice_and_outside_of_the_group
     first, second = results(both, "refusals")
     for mine in (first, second):
         assert "leave sharded_over out" in mine["fsdp2"]["marked"]
+        assert "parameter '1' has no gradient" in mine["recorded"]
     assert "outside" not in first
     assert "not in the process group" in second["outside"]
     tx, w = fo.sharded_over(fo.clip_by_global_norm(1.0)), torch.ones(2)
