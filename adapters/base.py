@@ -24,7 +24,7 @@ from functional_optim.adapters.state.storage import KEY, Stored, storage_of, wit
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import own_scalars
 from functional_optim.adapters.stepping.leaves import Changes, discard
-from functional_optim.adapters.stepping.loss import left_to_step, unscale
+from functional_optim.adapters.stepping.loss import forget_scale, left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.adapters.stepping.traced import step_in_graph, step_traced
@@ -286,6 +286,7 @@ class OptimizerBase(torch.optim.Optimizer):
                     held(unscale, grads, scale, made)
             plan.run(self, grads, loss, made, skip)
         except BaseException:
+            forget_scale(self)
             try:
                 held(discard, self, made)
             finally:

@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
 from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
-from functional_optim.adapters.stepping.loss import unscale
+from functional_optim.adapters.stepping.loss import forget_scale, unscale
 from functional_optim.core import base
 from functional_optim.core.calls import check_choice, check_flags
 from functional_optim.kernels import private
@@ -224,6 +224,18 @@ class FaultTolerantOptimizer(OptimizerProxy):
             member.optim.step(closure=None)
             member.initializes = True
             return None
+        try:
+            return self._voted(closure)
+        except BaseException:
+            forget_scale(self)
+            raise
+        finally:
+            member.found_inf = None
+
+    step = announced(_step)
+
+    def _voted(self, closure: Callable[[], Any] | None) -> Any:
+        member = self._member
         self._check_schedulers()
         rounds = self._rounds()
         if member.round is None and closure is not None:
@@ -252,8 +264,6 @@ class FaultTolerantOptimizer(OptimizerProxy):
             rounds.begin()
         return loss
 
-    step = announced(_step)
-
     def _settle(self, now: Round) -> None:
         """Execute the decision. An interrupt in between would make this replica differ from its
         peers."""
@@ -280,8 +290,14 @@ class FaultTolerantOptimizer(OptimizerProxy):
     def _unscale(self, now: Round) -> None:
         """Do a GradScaler's work, if it leaves it to `step`."""
         shared = vars(self)
-        self._member.scaled = "found_inf" in shared
+        self._member.found_inf = found = shared.get("found_inf")
         scale = shared.get("grad_scale")
+        if found and now.decision is not None and now.decision.committed:
+            raise RuntimeError(
+                "another optimizer's step() has committed the step that they share, but the "
+                "GradScaler has found an infinite gradient of this one, clipped since; clip by "
+                "norm, or call its zero_grad() after that step(), for another vote."
+            )
         if isinstance(scale, Tensor):
             if now.decision is not None:
                 raise RuntimeError(

@@ -41,8 +41,8 @@ class Member:
         """Is a closure running?"""
         self.initializes = False
         """Did distributed checkpoint's empty step come, and not yet its zero_grad?"""
-        self.scaled = False
-        """Whether a GradScaler leaves the check for infinite gradients to this step."""
+        self.found_inf: Tensor | None = None
+        """What a GradScaler found in the gradients, if it leaves the vote on it to this step."""
         self._zeroed: dict[int, tuple[int, Any]] = {}
 
     def parameters(self) -> list[Tensor]:
@@ -201,12 +201,14 @@ class Rounds:
         group = self.coordinator
         now.empty = [member for member in now.owing if not member.has_gradients()]
         try:
-            average(group, now.owing)
+            found = average(group, now.owing)
         except BaseException:
             if not group.is_open:  # there is no quorum, so there is no vote
                 self._abandon(now)
             raise
-        scaled = any(member.scaled for member in now.owing)
+        if found:
+            group.report_error(ValueError("a GradScaler has found an infinite or NaN gradient"))
+        scaled = any(member.found_inf is not None for member in now.owing)
         for member in now.owing:
             if member.nonfinite == "refuse" or (scaled and member.average_gradients):
                 error = nonfinite_gradient(member.parameters())
@@ -273,9 +275,13 @@ def rounds_of(coordinator: Coordinator) -> Rounds:
 
 
 @torch.no_grad()
-def average(group: Coordinator, members: list[Member]) -> None:
+def average(group: Coordinator, members: list[Member]) -> bool:
     """Replace gradients by their means over the group. A gradient that no replica has stays
-    None."""
+    None.
+
+    Returns whether a GradScaler of the group has found an infinite gradient, which may have been
+    clipped since.
+    """
     theirs = [
         [p for p in member.parameters() if p.requires_grad or p.grad is not None]
         for member in members
@@ -283,7 +289,7 @@ def average(group: Coordinator, members: list[Member]) -> None:
     ]
     params = [p for mine in theirs for p in mine]
     if not params:
-        return
+        return False
     for p in params:
         if p.grad is not None and p.grad.layout is not torch.strided:
             raise TypeError(
@@ -292,15 +298,19 @@ def average(group: Coordinator, members: list[Member]) -> None:
                 "coordinator.allreduce."
             )
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    there = torch.tensor([float(p.grad is not None) for p in params], device=params[0].device)
-    means, shares = group.allreduce((grads, there)).wait()
-    for p, mean, share in zip(params, means, shares.tolist(), strict=True):
+    there = [float(p.grad is not None) for p in params]
+    there += [float(any(member.found_inf for member in members))]
+    flags = torch.tensor(there, device=params[0].device)
+    means, shares = group.allreduce((grads, flags)).wait()
+    *shares, found = shares.tolist()
+    for p, mean, share in zip(params, means, shares, strict=True):
         if not share > 0:  # only a replica that does not contribute has one
             p.grad = None
         elif p.grad is None:
             p.grad = mean.detach()
         else:
             p.grad.copy_(mean)
+    return found > 0
 
 
 def nonfinite_gradient(params: list[Tensor]) -> Exception | None:

@@ -67,6 +67,17 @@ def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
     return (scale, found) if left else (None, None)
 
 
+def forget_scale(optimizer: Any) -> None:
+    """Delete what a GradScaler has set for a step that raises an error.
+
+    The scaler deletes it only after a step that returns. It multiplies the scale of the next step
+    by a scale that it finds.
+    """
+    shared = vars(optimizer)
+    if shared.pop("found_inf", None) is not None:
+        shared.pop("grad_scale", None)
+
+
 @torch.no_grad()
 def unscale(
     grads: Iterable[Tensor], scale: Tensor, made: list[tuple[Tensor, Any]] | None = None

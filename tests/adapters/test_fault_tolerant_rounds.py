@@ -217,6 +217,44 @@ def test_one_replica_alone_has_infinite_gradients():
     assert_same(*ends)
 
 
+def test_an_infinite_gradient_that_is_clipped_before_the_step_is_refused_by_all():
+    """Only the scaler of one replica has seen it."""
+
+    def replica(group, number):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = FaultTolerantOptimizer(group, torch.optim.SGD([w], lr=0.25), average_gradients=True)
+        scaler = GradScaler("cpu", init_scale=8.0)
+        for i in range(3):
+            opt.zero_grad()
+            scaler.scale(w.sum() * (float("inf") if (i, number) == (1, 1) else 1.0)).backward()
+            scaler.unscale_(opt)
+            torch.nn.utils.clip_grad_value_([w], 1.0)
+            scaler.step(opt)
+            scaler.update()
+        return w.detach(), scaler.get_scale()
+
+    ends, scales = zip(*together(replica), strict=True)
+    assert_same(*ends)
+    assert (ends[0] == 0.5).all()
+    assert scales == (8.0, 4.0)
+
+
+def test_an_infinite_gradient_of_one_that_shared_the_vote_is_an_error():
+    both = pair(Local(), average_gradients=True)
+    (net, _), (other, opt) = both
+    scaler = GradScaler("cpu", init_scale=8.0)
+    play("za zb", both)
+    scaler.scale(loss_of(net) + loss_of(other) * float("inf")).backward()
+    for _, each in both:
+        scaler.unscale_(each)
+    other.weight.grad = other.bias.grad = None
+    before = everything(opt)
+    scaler.step(both[0][1])
+    with pytest.raises(RuntimeError, match="clip by norm"):
+        scaler.step(opt)
+    assert_same(everything(opt), before)
+
+
 @pytest.mark.parametrize("unscale", [False, True])
 def test_a_scaler_and_two_averaging_optimizers_with_one_vote(unscale):
     group = Counting()
@@ -304,6 +342,20 @@ def test_a_step_that_finds_no_quorum_takes_nothing_back_and_is_tried_again(where
     train(other, alone, 3)
     assert_same(everything(opt), everything(other))
     assert (group.step, group.starts) == (3, 4)
+
+
+def test_a_scale_is_not_used_again_after_a_step_that_finds_no_quorum():
+    group = NoQuorum()
+    net, opt = made("sgd", group, average_gradients=True)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    losses = losses_of(net, bad=None)
+    group.fails = "reduction"
+    with pytest.raises(TimeoutError):
+        scaled_steps(scaler, opt, losses[:1])
+    scaled_steps(scaler, opt, losses)
+    alone_net, alone = made("sgd", Local())
+    train(alone, alone_net, 4)
+    assert_same(everything(opt), everything(alone))
 
 
 def test_zero_grad_of_a_closed_coordinator_takes_nothing_back():

@@ -224,6 +224,20 @@ def no_longer_fused(opt):
     opt.step()
 
 
+def test_a_scale_is_not_used_again_after_a_step_that_raises():
+    """The scaler deletes it after a step that returns, and multiplies one that it finds."""
+    w, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = adapters.SGD([w, other], lr=0.25, fused=True, compile=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(w.sum()).backward()
+    other.grad = torch.zeros(2).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        scaler.step(opt)
+    other.grad = None
+    scaler.step(opt)
+    assert (w == 0.75).all()
+
+
 @pytest.mark.parametrize("step", [watched, compiled, differentiated, no_longer_fused])
 def test_a_step_that_a_scaler_leaves_all_to_unscales_and_skips(step):
     w = torch.ones(2)
