@@ -11,6 +11,7 @@ from functional_optim import tree
 from functional_optim.adapters.fault_tolerant.schedulers import Schedules
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.checkpoint.conversion import restore_precision
+from functional_optim.core.memory import check_apart
 from functional_optim.engine.guards import version_of
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas.coordinator import Coordinator, Decision
@@ -297,20 +298,30 @@ def average(group: Coordinator, members: list[Member]) -> bool:
                 f"{tuple(p.shape)} is sparse; make it dense, or average gradients yourself with "
                 "coordinator.allreduce."
             )
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    grads = [torch.zeros_like(p, dtype=p.grad_dtype) if p.grad is None else p.grad for p in params]
     there = [float(p.grad is not None) for p in params]
     there += [float(any(member.found_inf for member in members))]
     flags = torch.tensor(there, device=params[0].device)
     means, shares = group.allreduce((grads, flags)).wait()
     *shares, found = shares.tolist()
+    alone = _are_apart([*params, *grads])
     for p, mean, share in zip(params, means, shares, strict=True):
         if not share > 0:  # only a replica that does not contribute has one
             p.grad = None
-        elif p.grad is None:
+        elif p.grad is None or not alone:
             p.grad = mean.detach()
         else:
             p.grad.copy_(mean)
     return found > 0
+
+
+def _are_apart(tensors: list[Tensor]) -> bool:
+    """Whether each tensor may be written in place, and this changes no other one."""
+    try:
+        check_apart(tensors, str)
+    except ValueError:
+        return False
+    return True
 
 
 def nonfinite_gradient(params: list[Tensor]) -> Exception | None:

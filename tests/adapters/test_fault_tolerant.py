@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
 )
 from voting import KINDS, batch, everything, loss_of, made, model, together, train
 
+import functional_optim as fo
 from functional_optim.adapters import FaultTolerantOptimizer
 from functional_optim.replicas import Local, Scripted
 
@@ -258,6 +259,45 @@ def test_gradients_are_averaged_over_the_group():
         assert (x == want).all()
     assert grads[2:] == [None, None]
     assert_same(grads[1], torch.full((2,), 0.5))
+
+
+def test_a_gradient_in_shared_memory_is_averaged_alone():
+    """autograd.grad returns one tensor for both summands, and expanded ones."""
+
+    def replica(group, number):
+        a, b, c, d = params = [torch.nn.Parameter(torch.ones(2)) for _ in range(4)]
+        optim = torch.optim.SGD(params, lr=1.0)
+        opt = FaultTolerantOptimizer(group, optim, average_gradients=True, nonfinite="refuse")
+        found = []
+        for factor in (float("nan"), 2.0):
+            used = [a] if number else [a, b]
+            opt.zero_grad()
+            loss = sum(used).square().sum() / 2 * (1 + number)
+            a.grad, *rest = torch.autograd.grad(loss, used)
+            b.grad = rest[0] if rest else None
+            (c.grad,) = torch.autograd.grad(factor * c.sum(), [c])
+            d.grad = torch.zeros(2) if number else d.detach()
+            opt.step()
+            found += [p.tolist() for p in params]
+        return found
+
+    one, two = together(replica)
+    assert one == two
+    assert one == [[1.0, 1.0]] * 4 + [[-1.0, -1.0], [0.0, 0.0], [-1.0, -1.0], [0.5, 0.5]]
+
+
+def test_a_gradient_that_another_replica_lacks_has_the_dtype_of_gradients():
+    def replica(group, number):
+        w = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        w.grad_dtype = torch.float32
+        optim = fo.adapters.SGD([w], lr=1.0, compile=False)
+        opt = FaultTolerantOptimizer(group, optim, average_gradients=True)
+        opt.zero_grad()
+        w.grad = torch.ones(2) if number else None
+        opt.step()
+        return w.tolist(), w.grad
+
+    assert_same(*together(replica))
 
 
 # ---------------------------------------------------------------- the object
