@@ -77,7 +77,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
         ValueError: for an unknown value of heal or nonfinite.
         RuntimeError: from `step`, if no step has begun (except the empty step by which
             `torch.distributed.checkpoint` creates an optimizer's state), or if a scheduler was
-            constructed with this object and none was passed to `follow`; as `Coordinator.decide`.
+            constructed with this object or the inner optimizer and none was passed to `follow`; as
+            `Coordinator.decide`.
             If the inner optimizer raises an error, its step is undone, and a peer must heal this
             replica.
 
@@ -312,7 +313,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
 
         torch's schedulers mark the `step` of the optimizer with which they are made.
         """
-        marked = getattr(self.step, "_wrapped_by_lr_sched", False)
+        steps = self.step, self.optim.step
+        marked = any(getattr(step, "_wrapped_by_lr_sched", False) for step in steps)
         if marked and not self._member.schedules.were_followed:
             raise RuntimeError(
                 "a learning rate scheduler was made with this optimizer, but does not follow its "

@@ -137,9 +137,10 @@ def test_a_call_that_raises_an_error_does_not_count():
     assert (scheduler.last_epoch, scheduler.best) == (1, 3.0)
 
 
-def test_a_scheduler_that_does_not_follow_is_refused_before_the_vote():
+@pytest.mark.parametrize("of_inner", [False, True])
+def test_a_scheduler_that_does_not_follow_is_refused_before_the_vote(of_inner):
     net, opt = made("sgd", Local())
-    scheduler = halving(opt)
+    scheduler = halving(opt.optim if of_inner else opt)
     opt.zero_grad()
     loss_of(net).backward()
     before = everything(opt)
