@@ -207,6 +207,8 @@ class Rounds:
             if not group.is_open:  # there is no quorum, so there is no vote
                 self._abandon(now)
             raise
+        for member in now.empty:
+            member.remember_zeroed()  # a mean from other replicas is no later gradient
         if found:
             group.report_error(ValueError("a GradScaler has found an infinite or NaN gradient"))
         scaled = any(member.found_inf is not None for member in now.owing)

@@ -139,6 +139,27 @@ def test_gradients_of_both_are_averaged_before_the_one_vote():
     assert_same(*together(replica))
 
 
+def test_an_optimizer_takes_gradients_that_only_another_replica_has():
+    def replica(group, number):
+        (net_a, a), (net_b, b) = pair(group, average_gradients=True)
+        for set_to_none in (True, False):
+            for opt in (a, b):
+                opt.zero_grad(set_to_none)
+            (loss_of(net_a) + (loss_of(net_b) if number else 0)).backward()
+            a.step()
+            b.step()
+        a.zero_grad()
+        b.zero_grad(set_to_none=False)
+        loss_of(net_a).backward()
+        a.step()
+        loss_of(net_b).backward()
+        with pytest.raises(RuntimeError, match="made after another optimizer's step"):
+            b.step()
+        return everything(a), everything(b)
+
+    assert_same(*together(replica))
+
+
 def test_what_fails_in_one_is_not_taken_by_the_other():
     group = Counting()
     both = pair(group)
