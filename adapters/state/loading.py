@@ -406,7 +406,8 @@ def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[s
     `opt.state_dict(decoded=True)` returns this. If other code calls `state_dict`, register it as a
     hook: `opt.register_state_dict_post_hook(adapters.decode_slots)`, for trainers, and for
     `get_optimizer_state_dict`, so that another number of processes can load the checkpoint. Loading
-    packs the slots again.
+    packs the slots again. Register it with a `FaultTolerantOptimizer` itself: hooks of its inner
+    optimizer also change the state that a peer receives, which is then rounded.
 
     Args:
         optimizer: the optimizer of the state.
@@ -428,6 +429,7 @@ def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[s
         >>> list(opt.state[p]), list(opt.state_dict()["state"][0])
         (['step', 'exp_avg.int8', 'exp_avg.scale'], ['step', 'exp_avg'])
     """
+    optimizer = getattr(optimizer, "optim", optimizer)  # the inner one
     state, faults = dict(state_dict["state"]), list[str]()
     groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=True)
     for k, (group, saved) in enumerate(groups):

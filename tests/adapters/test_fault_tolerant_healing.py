@@ -174,6 +174,27 @@ def test_named_parameters_and_hooks_that_change_the_state():
     assert_same(net.weight.detach(), peer_net.weight.detach())
 
 
+def test_packed_slots_heal_as_they_are_where_checkpoints_have_them_decoded():
+    def replica(group, seed):
+        w = torch.nn.Parameter(torch.full((64, 64), float(seed)))
+        inside = fo.adapters.AdamW([w], lr=0.1, stored="int8", compile=False)
+        opt = FaultTolerantOptimizer(group, inside)
+        opt.register_state_dict_post_hook(fo.adapters.decode_slots)
+        return w, opt
+
+    w, peer = replica(Local(), 1)
+    _, opt = replica(Scripted([HEALS], lambda: through_a_file(peer.coordinator.saved())), 2)
+    peer.zero_grad()
+    w.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    peer.step()
+    opt.zero_grad()
+    opt.step()
+    assert_same(everything(opt), everything(peer))
+    assert sorted(opt.state_dict()["state"][0]) == ["exp_avg", "exp_avg_sq", "step"]
+    peer.load_state_dict(opt.state_dict())
+    assert "exp_avg.int8" in peer.state[w]
+
+
 # ---------------------------------------------------------------- schedulers
 @pytest.mark.parametrize("name", SCHEDULERS)
 @tensors
