@@ -254,7 +254,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         self._unscale(now)
         if now.decision is None:
             rounds.vote(now)
-        elif member in now.empty and member.has_gradients():
+        elif member in now.late or (member in now.empty and member.has_gradients()):
             raise RuntimeError(
                 "this optimizer's gradients were made after another optimizer's step() had voted "
                 "on the step that they share; call its zero_grad() after that step(), for another "
@@ -269,8 +269,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         """Execute the decision. An interrupt in between would make this replica differ from its
         peers."""
         member = self._member
-        now.owing.remove(member)
-        member.round = None
+        now.leave(member)
         member.decision = now.decision
         member.has_stepped = True
         if now.decision is not None and now.decision.committed:

@@ -123,6 +123,7 @@ class Round:
     owing: the members that have not taken this step yet, in the order of zero_grad.
     again: those that have computed gradients, and zeroed them again instead of a step.
     empty: those without gradients at the vote.
+    late: those with gradients that a backward pass has added to averaged ones.
     """
 
     def __init__(self) -> None:
@@ -130,6 +131,30 @@ class Round:
         self.owing: list[Member] = []
         self.again: list[Member] = []
         self.empty: list[Member] = []
+        self.late: set[Member] = set()
+        self._hooks: list[Any] = []
+
+    def watch(self) -> None:
+        """Find those that are `late`. Until all have taken the step, their parameters have a
+        hook."""
+        for member in self.owing if len(self.owing) > 1 else ():
+            self._hooks += [
+                p.register_post_accumulate_grad_hook(lambda _, member=member: self._add(member))
+                for p in member.parameters()
+                if member.average_gradients and p.requires_grad and p.is_leaf
+            ]
+
+    def _add(self, member: Member) -> None:
+        if member in self.owing:
+            self.late.add(member)
+
+    def leave(self, member: Member) -> None:
+        """A member has taken this step, or does not take it."""
+        self.owing.remove(member)
+        member.round = None
+        if not self.owing:
+            for hook in self._hooks:
+                hook.remove()
 
     def release(self) -> None:
         """Release those that have not taken it."""
@@ -163,8 +188,7 @@ class Rounds:
             joining = mine.again
             self._close_skipped(mine)
         elif mine is not None:
-            mine.owing.remove(member)
-            member.round = None
+            mine.leave(member)
         self.waiting += [one for one in joining if one not in self.waiting]
         self.begin()
 
@@ -180,7 +204,7 @@ class Rounds:
             if now.decision.committed and len(skipped) < len(now.owing):
                 return
             for member in skipped:
-                now.owing.remove(member)
+                now.leave(member)
             self.waiting += skipped
             now = self.current = None
         if now is None:
@@ -217,7 +241,10 @@ class Rounds:
                 error = nonfinite_gradient(member.parameters())
                 if error is not None and group.error is None:
                     group.report_error(error)
-        return self._decide(now)
+        decision = self._decide(now)
+        if decision.committed:
+            now.watch()
+        return decision
 
     def _decide(self, now: Round) -> Decision:
         try:

@@ -112,6 +112,22 @@ def test_a_loop_that_mixes_two_steps_is_an_error(script, last, says):
         play("sb sa", both)
 
 
+def test_gradients_added_to_averaged_ones_are_an_error():
+    """They would be those of one replica. Clipping may change the averaged ones."""
+    both = pair(Local(), average_gradients=True)
+    play("za zb g sa gb", both)
+    (_, b) = both[1]
+    before = everything(b)
+    with pytest.raises(RuntimeError, match="made after another optimizer's step"):
+        b.step()
+    assert_same(everything(b), before)
+    play("zb gb sb za zb g sa", both)
+    torch.nn.utils.clip_grad_norm_(both[1][0].parameters(), 0.1)
+    play("sb", both)
+    assert b.decision.committed
+    assert not any(p._post_accumulate_grad_hooks for net, _ in both for p in net.parameters())
+
+
 def test_a_refusal_is_one_for_all_that_share_the_vote():
     group = Scripted([True, False, True])
     both = pair(group)
