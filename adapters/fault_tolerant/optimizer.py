@@ -292,7 +292,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
         shared = vars(self)
         self._member.found_inf = found = shared.get("found_inf")
         scale = shared.get("grad_scale")
-        if found and now.decision is not None and now.decision.committed:
+        if now.decision is not None and now.decision.committed and found:
             raise RuntimeError(
                 "another optimizer's step() has committed the step that they share, but the "
                 "GradScaler has found an infinite gradient of this one, clipped since; clip by "
