@@ -282,11 +282,11 @@ def checked_leaves(
             continue
         optimizer.check_gradient(p, g, group)
         base.check_gradient(name, g, p)
-        new = not optimizer.state.get(p)
+        mine, keys = optimizer.state.get(p) or {}, list(chain.from_iterable(part.layout.slots))
+        new = all(mine.get(key) is None for key in keys)  # others may keep entries there, too
         begin_state(optimizer, k, name, p, part, made, own, recorded=recorded)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
-        keys = chain.from_iterable(part.layout.slots)
         names.add(name, p, {key: mine.get(key) for key in keys})
         found.append((i, part, PlanLeaf(name, p, g, mine, turns.get((k, name), ())), new))
     return found

@@ -251,6 +251,21 @@ def test_a_momentum_that_becomes_0_under_nesterov_steps_as_in_torch():
     assert_close(*found, 1e-6)
 
 
+@pytest.mark.parametrize("entry", [{"momentum_buffer": None}, {"of_the_user": 1}], ids=str)
+def test_a_parameter_without_a_momentum_has_its_first_step_as_in_torch(entry):
+    """Whatever else is in its state: older versions of torch saved None for a momentum of 0."""
+    found = []
+    for cls in (torch.optim.SGD, adapters.SGD):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = cls([w], lr=0.1, momentum=0.9, dampening=0.5)
+        opt.state[w].update(entry)
+        for _ in range(2):
+            w.grad = torch.ones(2)
+            opt.step()
+        found.append(w.detach())
+    assert_close(*found, 1e-6)
+
+
 def test_a_parameter_that_is_appended_to_a_named_group_steps():
     a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     opt = adapters.AdamW([("a", a)])
