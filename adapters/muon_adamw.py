@@ -150,7 +150,7 @@ class MuonAdamW(Optimizer):
         lines = []
         for group in self.param_groups:
             params = named(group)  # several may have the same name
-            tx = self.transform(group)
+            tx = self.checked_transform(group, in_step=True)
             with subtree():
                 rows = [row for path, p in params for row in summary(tx, {path: p}).rows]
             lines.append(self._head(group))

@@ -113,7 +113,7 @@ class SophiaG(ReadyMade):
         self, p: Tensor, group: dict[str, Any], state: dict[str, Any], estimate: Tensor, weight: Any
     ) -> list[tuple[Tensor, Tensor]]:
         """The stored tensors of a parameter's average, with their new values."""
-        placements = self.checked_transform(group).placements
+        placements = self.checked_transform(group, in_step=True).placements
         rule = next(x.rule for x in placements if "hessian" in x.rule.storage.fields)
         if not rule.storage.codecs:
             return [(state["hessian"], with_estimate(state["hessian"], estimate, weight))]

@@ -202,3 +202,10 @@ def test_its_text_shows_all_parameters_of_one_name():
         "    weight (3, 2)",
         "    weight (2, 3)",
     ]
+
+
+def test_its_text_shows_a_rate_that_a_scheduler_has_rounded_below_0():
+    opt = MuonAdamW(Net().named_parameters(), **EXACT)
+    for group in opt.param_groups:
+        group["lr"] = -2e-19
+    assert "lr=-2e-19" in repr(opt)

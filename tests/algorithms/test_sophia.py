@@ -92,6 +92,16 @@ def test_estimates_of_complex_parameters_are_those_of_their_parts():
     assert_close(found, torch.tensor([4 + 10j, 4 + 10j]), 1e-6)
 
 
+def test_an_estimate_is_taken_at_a_rate_that_a_scheduler_has_rounded_below_0():
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.SophiaG([w], betas=(0.9, 0.5), compile=False)
+    w.grad = torch.ones(2)
+    opt.step()
+    opt.param_groups[0]["lr"] = -2e-19
+    opt.update_hessian([torch.ones(2)])
+    assert_close(opt.state[w]["hessian"], torch.full((2,), 0.5), 1e-6)
+
+
 def test_estimates_that_cannot_be_used_change_nothing():
     w, v = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     opt = adapters.SophiaG([w, v], compile=False)
