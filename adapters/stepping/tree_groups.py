@@ -106,12 +106,14 @@ class TreeGroup:
     def written(self, updates: Any, state: Any) -> Write:
         """The step of the group's parameters, in place, and of their state, ready to be written.
 
-        Parameters that the state references, as in `keep_snapshots`, are copied.
+        Parameters that the state references, as in `keep_snapshots`, are copied, and so are
+        gradients: `backward` and `zero_grad` write into them.
         """
         check_updates(self._tree(self.params), updates)
         rows = tree.rows(self._tree(self.params), updates)
         moved = [(p, base.add(p, u)) for p, u in rows if u is not None]
-        here = Written(map(sharding.part, self.params))
+        grads = [p.grad for p in self.params if p.grad is not None]
+        here = Written(map(sharding.part, [*self.params, *grads]))
         new = {
             path: x if x.numel() and not here.meets(sharding.part(x)) else x.detach().clone()
             for path, x in tree.items(state)

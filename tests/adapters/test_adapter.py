@@ -268,6 +268,25 @@ def test_named_parameters_keep_their_names():
         adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_gradient_that_a_transformation_keeps_stays_as_it_was(set_to_none):
+    """Whether the next gradients are new tensors, or are written into the old ones."""
+
+    def init(params):
+        return fo.tree.map(torch.zeros_like, params)
+
+    def update(grads, state, params=None):
+        return fo.tree.map(lambda g, last: last - g, grads, state), grads
+
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.Optimizer([w], lambda: fo.GradientTransformation(init, update))
+    for scale in (1.0, 2.0):
+        opt.zero_grad(set_to_none)
+        (scale * w.sum()).backward()
+        opt.step()
+    assert_close(w.detach(), -torch.ones(2), 1e-6)
+
+
 # ---------------------------------------------------------------- inference mode
 def looking_ahead(lr):
     return fo.accumulate(fo.lookahead(fo.adamw(lr), 2, 0.5), every=2)
