@@ -17,7 +17,7 @@ from functional_optim import numeric, tree
 from functional_optim.adapters.state.capturing import KEY as CAPTURABLE
 from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
-from functional_optim.adapters.state.names import named, place
+from functional_optim.adapters.state.names import check_distinct, named, place
 from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
@@ -340,6 +340,7 @@ class OptimizerBase(torch.optim.Optimizer):
                     check_views(mine.placements, p, name)
             check_parts(tx.placements, named(group))
         elif self.keeps_trees:
+            check_distinct(group)
             base.check_params(dict(named(group)))
 
     def _check_keys(self, group: dict[str, Any]) -> None:

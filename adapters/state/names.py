@@ -34,6 +34,18 @@ def check_count(group: Mapping[str, Any]) -> None:
         )
 
 
+def check_distinct(group: Mapping[str, Any]) -> None:
+    """Raise ValueError if two parameters have one name: a tree by names would have only one."""
+    names = [name for name, _ in named(group)]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(
+            f"several parameters of a group are called {listed(twice)}, but this recipe has a part "
+            "that takes the group as one tree, by names; pass different names, such as those of "
+            "one module that contains all, or the parameters without names."
+        )
+
+
 def names_of(group: Mapping[str, Any]) -> list[str] | None:
     """The names of a group's parameters in the model, whether it is compiled or not; or None."""
     names = group.get("param_names")

@@ -268,6 +268,14 @@ def test_named_parameters_keep_their_names():
         adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)
 
 
+def test_parameters_of_one_name_are_refused_where_a_group_is_one_tree():
+    """The tree would have only the last of them, and the others would not move."""
+    pairs = [("w", torch.nn.Parameter(torch.ones(2))) for _ in range(2)]
+    with pytest.raises(ValueError, match="several parameters of a group are called w, but"):
+        adapters.Optimizer(pairs, lambda: fo.keep_snapshots(fo.sgd()))
+    adapters.Optimizer(pairs, fo.sgd)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_gradient_that_a_transformation_keeps_stays_as_it_was(set_to_none):
     """Whether the next gradients are new tensors, or are written into the old ones."""
