@@ -99,8 +99,21 @@ def begin_state(
     """`fill_state` for a parameter of group k, on its device. own: the names that the group has."""
     device = number_device(optimizer, optimizer.param_groups[k], p)
     alone = k > 0 and name not in own  # indices begin at 0 in each group
-    with draws.within(f"{k}." if alone else ""):
+    place = f"{k}." if alone else ""
+    mine = optimizer.state.get(p) or {}
+    drawing = [key for rule, keys, _ in tx.rules if rule.draws for key in keys]
+    if not alone and any(mine.get(key) is None for key in drawing):
+        place = _among_namesakes(optimizer, name, p)
+    with draws.within(place):
         fill_state(optimizer, name, p, tx, made, recorded=recorded, device=device)
+
+
+def _among_namesakes(optimizer: OptimizerBase, name: str, p: Tensor) -> str:
+    """The place of a parameter's noise if others, perhaps of another module, have its name."""
+    rows = [row for group in optimizer.param_groups for row in named(group)]
+    earlier = [own for own, _ in rows[: next(i for i, (_, x) in enumerate(rows) if x is p)]]
+    count = earlier.count(name)
+    return f"{count}:" if count else ""
 
 
 def _check_numbers(name: str, state: Any, keys: Iterable[str]) -> None:

@@ -42,7 +42,9 @@ class TreeGroup:
         check_distinct(optimizer.param_groups[group])
         self.names: list[str] | None = names_of(optimizer.param_groups[group])
         unnamed = self.names is None and group > 0  # paths start at "0" in each group
-        self.place = f"{group}." if unnamed else ""
+        others = {name for each in optimizer.param_groups[:group] for name in names_of(each) or ()}
+        again = not others.isdisjoint(self.names or ())
+        self.place = f"{group}." if unnamed else f"{group}:" if again else ""
         with subtree(), draws.within(self.place):
             self.fresh = self._in_phase(tx.init(self._tree(self.params)))
 

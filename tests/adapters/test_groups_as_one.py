@@ -471,3 +471,18 @@ def test_parameters_of_different_groups_get_independent_noise(recipe, named):
     found = noise("ab", "c")
     assert (torch.corrcoef(found) - torch.eye(3)).abs().max() < 0.5
     assert torch.equal(found[:2], noise("ab"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes"),
+    [(noisy, (3,)), (noisy, (1, 2)), (lambda: fo.keep_snapshots(noisy()), (1, 1, 1))],
+)
+def test_parameters_of_one_name_get_independent_noise(recipe, sizes):
+    """As those of two modules, each with its own names."""
+    params = [torch.zeros(64, requires_grad=True) for _ in range(3)]
+    for p in params:
+        p.grad = torch.zeros(64)
+    left = iter(params)
+    Optimizer([{"params": [("w", next(left)) for _ in range(n)]} for n in sizes], recipe).step()
+    found = torch.stack([p.detach() for p in params])
+    assert (torch.corrcoef(found) - torch.eye(3)).abs().max() < 0.5
