@@ -6,7 +6,8 @@ What a step changes before it writes is taken back if the step fails.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -92,28 +93,29 @@ def begin_state(
     p: Tensor,
     tx: Leafwise,
     made: Changes,
-    own: Collection[str],
+    place: str,
     *,
     recorded: bool = False,
 ) -> None:
-    """`fill_state` for a parameter of group k, on its device. own: the names that the group has."""
+    """`fill_state` for a parameter of group k, on its device. place: see `noise_places`."""
     device = number_device(optimizer, optimizer.param_groups[k], p)
-    alone = k > 0 and name not in own  # indices begin at 0 in each group
-    place = f"{k}." if alone else ""
-    mine = optimizer.state.get(p) or {}
-    drawing = [key for rule, keys, _ in tx.rules if rule.draws for key in keys]
-    if not alone and any(mine.get(key) is None for key in drawing):
-        place = _among_namesakes(optimizer, name, p)
     with draws.within(place):
         fill_state(optimizer, name, p, tx, made, recorded=recorded, device=device)
 
 
-def _among_namesakes(optimizer: OptimizerBase, name: str, p: Tensor) -> str:
-    """The place of a parameter's noise if others, perhaps of another module, have its name."""
-    rows = [row for group in optimizer.param_groups for row in named(group)]
-    earlier = [own for own, _ in rows[: next(i for i, (_, x) in enumerate(rows) if x is p)]]
-    count = earlier.count(name)
-    return f"{count}:" if count else ""
+def noise_places(optimizer: OptimizerBase, k: int, tx: Leafwise) -> dict[Tensor, str]:
+    """Where each parameter of a group is for random numbers, apart from all that have its name:
+    indices begin at 0 in each group, and two modules may have equal names."""
+    groups = optimizer.param_groups
+    own = set(names_of(groups[k]) or ())
+    drawing = any(rule.draws for rule, _, _ in tx.rules)
+    seen = Counter([name for each in groups[:k] if drawing for name, _ in named(each)])
+    found = {}
+    for name, p in named(groups[k]):
+        alone, again = k > 0 and name not in own, drawing and seen[name]
+        found[p] = f"{k}." if alone else f"{again}:" if again else ""
+        seen[name] += 1
+    return found
 
 
 def _check_numbers(name: str, state: Any, keys: Iterable[str]) -> None:
@@ -285,7 +287,7 @@ def checked_leaves(
         recorded: as in `fill_state`.
     """
     group = optimizer.param_groups[k]
-    own = set(names_of(group) or ())
+    places = noise_places(optimizer, k, tx)
     if any(placement.where for placement in tx.placements):
         check_count(group)
     found = []
@@ -297,7 +299,7 @@ def checked_leaves(
         base.check_gradient(name, g, p)
         mine, keys = optimizer.state.get(p) or {}, list(chain.from_iterable(part.layout.slots))
         new = all(mine.get(key) is None for key in keys)  # others may keep entries there, too
-        begin_state(optimizer, k, name, p, part, made, own, recorded=recorded)
+        begin_state(optimizer, k, name, p, part, made, places[p], recorded=recorded)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
         names.add(name, p, {key: mine.get(key) for key in keys})

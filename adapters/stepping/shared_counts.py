@@ -16,9 +16,9 @@ from torch import Tensor
 from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.hyperparameters import PARAMS
-from functional_optim.adapters.state.names import named, names_of
+from functional_optim.adapters.state.names import named
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
-from functional_optim.adapters.stepping.leaves import Changes, begin_state
+from functional_optim.adapters.stepping.leaves import Changes, begin_state, noise_places
 from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.numbers import tensor_of
@@ -178,7 +178,8 @@ class SharedCounts:
                 part = tx.on(name, p)
                 keys = [] if part is None else part.layout.carry
                 if part is not None and (not self.known() or any(x in keys for x in missing)):
-                    begin_state(self.optimizer, k, name, p, part, made, names_of(group) or ())
+                    place = noise_places(self.optimizer, k, tx)[p]
+                    begin_state(self.optimizer, k, name, p, part, made, place)
                     self.gather()
 
     def agree(self, read: Readings) -> None:
