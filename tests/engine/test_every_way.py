@@ -19,6 +19,7 @@ from ways import by_eager_object, by_function, by_object, by_update
 import functional_optim as fo
 from functional_optim import kernels
 from functional_optim.adapters import Optimizer
+from functional_optim.core.sharding import from_part
 
 Sides = namedtuple("Sides", "rows columns largest")
 Late = namedtuple("Late", "average rows")
@@ -332,3 +333,13 @@ def test_a_shard_that_moves_is_noticed(mesh):
         opt.step()
         q._local_tensor = q._local_tensor.clone()
     assert q.full_tensor().unique().tolist() == [-1.5]
+
+
+def test_a_gradient_of_a_shard_in_another_layout_is_noticed(mesh):
+    q = torch.nn.Parameter(shards(torch.zeros(4, 2), mesh))
+    opt = Optimizer([q], lambda: fo.sgd(0.5))
+    g = torch.arange(8.0).view(4, 2)
+    for mine in (g, g.mT.contiguous().mT, g):
+        q.grad = from_part(mine, q)
+        opt.step()
+    assert torch.equal(q.full_tensor(), -1.5 * g)
