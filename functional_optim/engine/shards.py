@@ -24,6 +24,7 @@ from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.core.traits import is_elementwise
 from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.guards import TensorGuard
+from functional_optim.engine.products import ProductExecutor
 
 
 class ShardExecutor(Executor):
@@ -68,7 +69,8 @@ class ShardExecutor(Executor):
         if spec is None or how == "apart" or not sharding.is_sharded(g):
             return None
         batched = [x.rule.runs.batched for x in placements]
-        if any(batched) and (how == "eager" or Partition.of(p) is None):
+        divided = how != "eager" and p.is_contiguous() and Partition.of(p) is not None
+        if any(batched) and not divided:
             return None
         for own, some, x in zip(slots, batched, placements, strict=True):
             if some and (x.rule.storage.codecs or slot_parts_of(own) is None):
@@ -77,9 +79,15 @@ class ShardExecutor(Executor):
                 return None
         return (spec, any(batched))
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner:
-        """Itself: the group of the shards compiles what it needs."""
-        return self
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """Itself, once the group of the shards is ready for the task.
+
+        None if a rule that takes matrices would run on shards there: only products gather them.
+        """
+        self.inner.prepare(self._given(grads), scalars)
+        batched = any(x.rule.runs.batched for x in self.group.placements)
+        gather = all(isinstance(x, ProductExecutor) for x in self.inner.executors)
+        return self if gather or not batched else None
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What is measured on the shards, as one DTensor of parts for each number."""
@@ -109,7 +117,8 @@ class ShardExecutor(Executor):
         return [list(map(sharding.shard, column)) for column in (self.params, *rows)]
 
     def _locals(self, grads: list[Tensor]) -> list[Tensor]:
-        return [sharding.shard(g) for g in self.mine(grads)]
+        """The local gradients; products do not take those that are negated lazily."""
+        return [sharding.shard(g).resolve_neg() for g in self.mine(grads)]
 
 
 def over_mesh(x: Any, spec: Any) -> Any:

@@ -17,6 +17,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from ways import by_eager_object, by_function, by_object, by_update
 
 import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.core import sharding
 from functional_optim.core.ownership import owners_of
 from functional_optim.transforms import orthogonal
 
@@ -27,6 +29,7 @@ SHAPES |= {"experts": (5, 4, 3), "kernel": (5, 3, 2, 3), "image": (5, 3, 2, 2)}
 """No number of processes divides all of these."""
 PLACED = ("plain", "rows", "columns", "replicated")
 OWNERS = ("each", "spread")
+ODD = ("without kernels", "transposed", "negated")
 WAYS: dict[str, Callable[..., Any]] = {
     "update": by_update,
     "compile": partial(by_function, strict=True),
@@ -104,6 +107,30 @@ def run(mesh: Any, placed: str, owners: str, way: str) -> dict[str, Tensor]:
     return {name: whole(x) for name, x in params.items()}
 
 
+def run_odd(mesh: Any, what: str, owners: str) -> dict[str, Tensor]:
+    """The same, with rows that the kernels between products do not take."""
+    params: Any
+    params, *grads = ({n: put("rows", mesh, x) for n, x in tree.items()} for tree in numbers())
+    if what == "transposed":
+        params = {n: transposed(x) if x.dim() == 2 else x for n, x in params.items()}
+    if what == "negated":
+        grads[1:] = [{n: negated(x) for n, x in tree.items()} for tree in grads[1:]]
+    hidden = {"return_value": None} if what == "without kernels" else {"wraps": kernels.library}
+    with mock.patch.object(kernels, "library", **hidden):
+        params, _ = by_object(recipe(owners), params, grads)
+    return {name: whole(x) for name, x in params.items()}
+
+
+def transposed(x: Any) -> Any:
+    """These values in columns, one after another."""
+    return distribute_tensor(whole(x).mT.contiguous(), x.device_mesh, [Shard(1)]).mT
+
+
+def negated(x: Any) -> Any:
+    """These values, as the negative of what is in memory."""
+    return sharding.from_part(torch._neg_view(-x.to_local()), x)
+
+
 class Counted(NamedTuple):
     """What a process has done in a step: entries sent by each kind of message, matrices turned."""
 
@@ -155,6 +182,8 @@ def parts(mesh: Any, folder: str) -> dict[str, Any]:
                 found[f"owners-{placed}-{owners}-{way}"] = partial(run, mesh, placed, owners, way)
             found[f"counted-{placed}-{owners}"] = partial(counted, mesh, placed, owners)
     for owners in OWNERS:
+        for what in ODD:
+            found[f"{what}-{owners}"] = partial(run_odd, mesh, what, owners)
         found[f"stack-{owners}"] = partial(counted, mesh, "rows", owners, stack=True)
     return found
 
@@ -176,6 +205,14 @@ def ranks(request, tmp_path_factory):
 @pytest.mark.parametrize("placed", PLACED)
 def test_several_processes_step_as_one(placed, owners, way, ranks):
     for mine in results(ranks, f"owners-{placed}-{owners}-{way}"):
+        assert_close(mine, alone(), 1e-10)
+
+
+@pytest.mark.parametrize("owners", OWNERS)
+@pytest.mark.parametrize("what", ODD)
+def test_no_rows_are_taken_for_matrices(what, owners, ranks):
+    """Matrices are gathered where the kernels between products do not run, too."""
+    for mine in results(ranks, f"{what}-{owners}"):
         assert_close(mine, alone(), 1e-10)
 
 
