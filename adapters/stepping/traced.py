@@ -37,8 +37,8 @@ def step_in_graph(optimizer: OptimizerBase, loss: Any, in_place: Callable[[Any],
     """A step that torch.compile traces; `in_place` outside of its graph if sums over processes are
     in it.
 
-    A graph leaves out sums that nothing reads, as in a process without gradients, and may put them
-    in another order than the graphs of other processes.
+    Processes with different gradients have different graphs, whose sums may be in another order. In
+    the graph of a process without gradients, shared counts would not advance.
     """
     every = [optimizer.checked_transform(group, in_step=True) for group in optimizer.param_groups]
     if any(tx.communicates for tx in every):

@@ -252,8 +252,9 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
         here = tensors[0].device
         given = [torch.as_tensor(x, dtype=torch.float64, device=here) for x in numbers]
         vector = torch.stack([x.reshape(()) for x in given])
-    else:
-        vector = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    else:  # filled: a trace would sum a constant once, while it is made
+        given = [torch.full((), x, dtype=torch.float64, device="cpu") for x in numbers]
+        vector = torch.stack(given)
     for group in groups:
         sent = vector.to(_device_of(group))
         if torch.compiler.is_compiling():
