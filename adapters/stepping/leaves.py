@@ -298,7 +298,8 @@ def checked_leaves(
         optimizer.check_gradient(p, g, group)
         base.check_gradient(name, g, p)
         mine, keys = optimizer.state.get(p) or {}, list(chain.from_iterable(part.layout.slots))
-        new = all(mine.get(key) is None for key in keys)  # others may keep entries there, too
+        known = mine if isinstance(mine, MutableMapping) else {}  # where others keep entries, too
+        new = all(known.get(key) is None for key in keys)
         begin_state(optimizer, k, name, p, part, made, places[p], recorded=recorded)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
