@@ -285,12 +285,13 @@ class OptimizerBase(torch.optim.Optimizer):
                 if scale is not None:
                     held(unscale, grads, scale, made)
             plan.run(self, grads, loss, made, skip)
-        except BaseException:
-            forget_scale(self)
+        except BaseException as error:
             try:
                 held(discard, self, made)
             finally:
                 held(discard, self, made)  # again, as in `transaction`
+            if isinstance(error, Exception):  # a step that was interrupted can be repeated
+                forget_scale(self)
             raise
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ a sparse gradient gets noise in its own rows
 ? transforms/test_noise.py -k sparse
 = adapters/stepping/leaves.py
 groups without names get the same noise
-~ alone = ⟦k > 0 and name not in own → False⟧
+~ alone, again = ⟦k > 0 and name not in own → False⟧, drawing
 ? adapters/test_groups_as_one.py -k independent_noise
 = functional_optim/core/storage.py
 all leaves get the same noise
