@@ -30,8 +30,8 @@ a sparse gradient gets noise in its own rows
 ~ return g⟦.to_dense() if sparse and any(x.rule.draws for x in placements) else g → ⟧
 ? transforms/test_noise.py -k sparse
 = adapters/stepping/leaves.py
-groups without names get the same noise
-~ alone, again = ⟦k > 0 and name not in own → False⟧, drawing
+parameters of one name, or of one index, get the same noise
+~ found[p] = ⟦f"{k}." if alone else f"{again}:" if again else "" → ""⟧
 ? adapters/test_groups_as_one.py -k independent_noise
 = functional_optim/core/storage.py
 all leaves get the same noise
