@@ -38,11 +38,14 @@ def shard(x: Any) -> Any:
     `to_local` creates a new view of a parameter at each call. None and plain tensors are returned
     unchanged.
     """
-    if x is None or not hasattr(x, "_local_tensor"):
-        return x
-    local = x._local_tensor
-    wait = getattr(local, "wait", None)
+    local = unwaited_shard(x)
+    wait = None if local is x else getattr(local, "wait", None)
     return local if wait is None else wait()
+
+
+def unwaited_shard(x: Any) -> Any:
+    """The local shard of a DTensor, also while something is still being sent to it."""
+    return getattr(x, "_local_tensor", x)
 
 
 def complete(x: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from functional_optim import kernels, tree
 from functional_optim.core import modes
 from functional_optim.core.memory import Written, has_address, is_there, reach, same_looks
+from functional_optim.core.sharding import unwaited_shard
 from functional_optim.kernels import private
 
 
@@ -54,7 +55,7 @@ class TensorGuard:
         self.compared = (*params, *[x for x in slots if x.dim() > 1])
         self.check = same_looks([*grads, *self.compared])
         self.reaches = [reach(x) if has_address(x) else 0 for x in grads]
-        self.written = Written(map(_local, tensors))
+        self.written = Written(map(unwaited_shard, tensors))
         self.addressed = tuple([x for x in tensors if has_address(x)])
         self.addresses = list(map(Tensor.data_ptr, self.addressed))
         self.others = [x for x in tensors if not has_address(x)]
@@ -72,7 +73,7 @@ class TensorGuard:
 
     def apart(self, g: Tensor) -> Tensor:
         """A gradient, copied if a step would write into it before it is read."""
-        return g.clone() if self.written.meets(_local(g)) else g
+        return g.clone() if self.written.meets(unwaited_shard(g)) else g
 
     def trees(self, structure: Any, outline: Any, grads: Any, *rest: Any) -> list[Tensor] | None:
         """The gradients in a tree, if their properties and the leaves of the others are the same.
@@ -187,7 +188,7 @@ class TensorGuard:
         places = list(map(_place, grads))
         if places == self.clear:
             return True
-        self.clear = [] if any(map(self.written.meets, map(_local, grads))) else places
+        self.clear = [] if any(map(self.written.meets, map(unwaited_shard, grads))) else places
         return bool(self.clear)
 
     def _are_there(self, grads: list[Tensor]) -> bool:
@@ -211,15 +212,9 @@ def _meshes(grads: list[Tensor]) -> list[Any]:
     return [mesh for g in grads if (mesh := getattr(g, "device_mesh", None)) is not None]
 
 
-def _local(x: Any) -> Any:
-    """The memory of this process behind a DTensor, even while something is still being sent to it;
-    any other tensor itself."""
-    return getattr(x, "_local_tensor", x)
-
-
 def _place(x: Tensor) -> int | None:
     try:
-        return _local(x).data_ptr()
+        return unwaited_shard(x).data_ptr()
     except RuntimeError:  # of a layout, or inside of a transform, that has no storage
         return None
 
