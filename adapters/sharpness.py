@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -43,6 +45,33 @@ class Inner:
         return self.recipe(**{k: x for k, x in hyper.items() if k not in self.numbers})
 
 
+@contextmanager
+def cleared(who: str, params: list[Tensor]) -> Iterator[None]:
+    """Raise RuntimeError if gradients are added to those from before, rather than cleared first.
+
+    The smallest gradient is replaced by a number that absorbs any other added to it.
+    """
+    dense = [p for p in params if p.grad.layout is torch.strided and p.numel()]
+    if not dense:
+        yield
+        return
+    p = min(dense, key=Tensor.numel)
+    before, number = p.grad, torch.finfo(p.grad.dtype).max / 2
+    mark = p.grad = torch.full_like(before, number)
+    try:
+        yield
+        if p.grad is mark and bool((mark == number).all()):
+            raise RuntimeError(
+                f"{who} got a closure that does not clear the gradients, so those at the two "
+                "points would be added; call zero_grad() in the closure. To accumulate gradients "
+                "over micro-batches, put fo.accumulate into the recipe."
+            )
+    except BaseException:
+        if p.grad is mark:
+            p.grad = before
+        raise
+
+
 class SAM(Optimizer):
     """`functional_optim.sam` around any recipe, as an optimizer object.
 
@@ -62,7 +91,8 @@ class SAM(Optimizer):
     State: that of the recipe's optimizer object; the ascent step has no state.
 
     Raises:
-        RuntimeError: from step, without a closure that can be called.
+        RuntimeError: from step, without a closure that can be called, or with one that does not
+            clear the gradients, as in a trainer that accumulates them over micro-batches.
         ValueError: from step, if groups have different hyperparameters of the ascent step.
         TypeError, ValueError: as :class:`Optimizer`.
 
@@ -166,7 +196,7 @@ class SAM(Optimizer):
         before = [p.clone() for p in held]
         state = self._before_ascent(tx, held)
         uphill, _ = tx.ascent.update([p.grad for p in params], state, held)
-        with restored(held, before):
+        with restored(held, before), cleared(type(self).__name__, params):
             for p, u in zip(held, uphill, strict=True):
                 p.add_(u)
             base.recorded(closure)

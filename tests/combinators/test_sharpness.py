@@ -1,5 +1,7 @@
 """Sharpness-aware minimization: against loops, in all ways of stepping, and as an object."""
 
+import copy
+
 import pytest
 import torch
 from helpers import assert_close, assert_same, run
@@ -244,3 +246,30 @@ def test_the_object_asks_its_recipe_for_frozen_parameters_only_after_changes():
     opt.param_groups[0]["lr"] = 0.2
     opt.step(closure)
     assert len(calls) > before
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_closure_that_does_not_clear_the_gradients_is_refused(dtype, set_to_none):
+    """It would step along the sum of the gradients at both points; nothing has changed then."""
+    a, b = (torch.nn.Parameter(torch.full((n,), 2.0, dtype=dtype)) for n in (3, 2))
+    opt = adapters.SAM([a, b], rho=0.1, lr=0.1, momentum=0.9)
+
+    def backward():
+        loss = a.abs().square().sum() + b.abs().square().sum()
+        loss.backward()
+        return loss
+
+    def closure():
+        opt.zero_grad(set_to_none)
+        return backward()
+
+    opt.step(closure)
+    held, state = [a.clone(), b.clone()], copy.deepcopy(opt.state_dict())
+    opt.zero_grad()
+    with pytest.raises(RuntimeError, match="a closure that does not clear the gradients"):
+        opt.step(backward)
+    assert_same(([a, b], opt.state_dict()), (held, state))
+    assert max(float(p.grad.abs().max()) for p in (a, b)) < 10  # not the mark
+    opt.step(closure)
+    assert not torch.equal(a, held[0])
