@@ -256,14 +256,14 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def _step_in_place(self, loss: Any) -> None:
         mine = self.__dict__
-        # a step that raises leaves no plan behind
-        plan, grads = valid_plan(mine.pop("_plan", None), self)
-        if grads is None and modes.intercepted():
-            mine["_plan"] = plan
-            step_traced(self, loss, replace=False)
-            return
         made: Changes = []
         try:
+            # a step that raises leaves no plan behind
+            plan, grads = valid_plan(mine.pop("_plan", None), self)
+            if grads is None and modes.intercepted():
+                mine["_plan"] = plan
+                step_traced(self, loss, replace=False)
+                return
             if plan is None or grads is None or plan.driven or torch.cuda.is_initialized():
                 check_capture(self, None if grads is None else plan)
             if plan is None or grads is None:
@@ -285,12 +285,11 @@ class OptimizerBase(torch.optim.Optimizer):
                 if scale is not None:
                     held(unscale, grads, scale, made)
             plan.run(self, grads, loss, made, skip)
-        except BaseException as error:
+        except BaseException:
             try:
                 held(discard, self, made)
             finally:
                 held(discard, self, made)  # again, as in `transaction`
-            if isinstance(error, Exception):  # a step that was interrupted can be repeated
                 forget_scale(self)
             raise
 

@@ -227,7 +227,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
             return None
         try:
             return self._voted(closure)
-        except Exception:
+        except BaseException:
             forget_scale(self)
             raise
         finally:

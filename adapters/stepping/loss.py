@@ -68,7 +68,7 @@ def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
 
 
 def forget_scale(optimizer: Any) -> None:
-    """Delete what a GradScaler has set for a step that raises an error.
+    """Delete what a GradScaler has set for a step that raises an error or is interrupted.
 
     The scaler deletes it only after a step that returns. It multiplies the scale of the next step
     by a scale that it finds.

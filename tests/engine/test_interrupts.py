@@ -84,9 +84,13 @@ def test_gradients_that_a_scaler_leaves_scaled_are_divided_once(dtype, recorded)
             p.grad = torch.full_like(p, 512.0)
         opt = adapters.SGD(params, lr=0.25, fused=True)
         opt.defaults["differentiable"] = recorded
-        opt.grad_scale, opt.found_inf = torch.tensor(8.0), torch.tensor(0.0)
         step, read = of_object(opt, params)
-        return step, lambda: (read(), [p.grad for p in params])
+
+        def scaled():
+            opt.grad_scale, opt.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+            step()
+
+        return scaled, lambda: (read(), [p.grad for p in params])
 
     check_every_place(make, 17)
 

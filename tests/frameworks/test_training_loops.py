@@ -1,6 +1,7 @@
 """Loops around an optimizer that others have written: scalers, casts, hooks."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -236,6 +237,29 @@ def test_a_scale_is_not_used_again_after_a_step_that_raises():
     other.grad = None
     scaler.step(opt)
     assert (w == 0.75).all()
+
+
+def test_a_scale_is_not_used_again_after_a_step_that_is_interrupted(monkeypatch):
+    """Whether the scaler repeats the step, or takes one with other gradients."""
+    for name, again in itertools.product(("valid_plan", "unscale"), (True, False)):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = adapters.SGD([w], lr=0.25, fused=True, compile=False)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(w.sum()).backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(adapters.base, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scaler.step(opt)
+        if not again:
+            scaler.update()
+            opt.zero_grad()
+            scaler.scale(w.sum()).backward()
+        scaler.step(opt)
+        assert (w == 0.75).all()
+
+
+def interrupted(*args):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("step", [watched, compiled, differentiated, no_longer_fused])
