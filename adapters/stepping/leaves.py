@@ -24,7 +24,7 @@ from functional_optim.core import base, draws, memory
 from functional_optim.core.cells import CELLS
 from functional_optim.core.first_slots import init_slots
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.storage import stands_beside
+from functional_optim.core.storage import Slots, stands_beside
 from functional_optim.engine.plan import PlanLeaf, turns_in
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def fill_state(
             mine[key] = _there(mine[key], device)
     for rule, keys, _ in tx.rules:
         if any(mine.get(key) is None for key in keys):
-            _check_form(name, mine, keys)
             start = init_slots(rule, p if recorded else p.detach(), name)
+            _check_form(name, mine, keys, start)
             for key, slot in zip(keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
@@ -140,8 +140,11 @@ def _there(x: Tensor, device: torch.device) -> Tensor:
     return x if x.device == device else owned(x.to(device))
 
 
-def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:
-    """Raise RuntimeError if a state has the slots of a rule in another format."""
+def _check_form(name: str, state: dict[str, Any], keys: Sequence[str], start: Slots) -> None:
+    """Raise RuntimeError if a state has the slots of a rule in another format.
+
+    start: the first slots, None for those that this parameter does not have.
+    """
     older = [repr(key) for key in state if str(key).endswith(".seed") and key not in keys]
     if older and any(key.endswith("noise_key") for key in keys):
         raise RuntimeError(
@@ -149,12 +152,13 @@ def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:
             "add_noise had another state, which cannot be continued; replace the state of each "
             'parameter with the number of finished steps, {"step": …}, for new noise.'
         )
-    stems = {_stem(key) for key in keys}
-    others = [key for key in state if _stem(key) in stems and key not in keys]
+    own = [key for key, slot in zip(keys, start, strict=True) if slot is not None]
+    stems = set(map(_stem, own))
+    others = [key for key in state if _stem(key) in stems and key not in own]
     if others:
         raise RuntimeError(
             f"the state of parameter {name!r} has {', '.join(others)}, but `stored` now says "
-            f"{', '.join(keys)}; keep the value of the first step, or create a new optimizer and "
+            f"{', '.join(own)}; keep the value of the first step, or create a new optimizer and "
             "load this one's state_dict(), which packs and unpacks slots."
         )
 

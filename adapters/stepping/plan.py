@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,6 +181,12 @@ class ParamEntry(PlanEntry):
         return True
 
 
+def _settings(optimizer: OptimizerBase) -> tuple[Any, ...]:
+    """What an object itself says of its steps, which may be replaced between two of them."""
+    own = vars(optimizer)
+    return own.get("recipe"), own.get("compile"), own.get("stored"), own.get("capturable")
+
+
 def _unless(skip: Tensor, column: Any, value: Any) -> Tensor:
     """The new value of a scalar, or its old value if the step is skipped."""
     old = column.read()
@@ -212,7 +219,7 @@ class OptimizerPlan(StepPlan):
         own = (type(optimizer).transform, recipe)
         given = [storage_of(optimizer, group) for group in groups]
         self.placeholders = [Placeholders(*own, *filter(callable, [x])) for x in given]
-        self.compile = optimizer.compile
+        self.settings = _settings(optimizer)
         self.hyper = list(map(host_values, groups))
         self.constants = list(map(constants, groups))
         transforms = [
@@ -322,7 +329,7 @@ class OptimizerPlan(StepPlan):
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
         """The gradients, if the plan is still valid; applies new hyperparameters of the groups."""
         found = self.guard.gradients(optimizer.param_groups, optimizer.state, self.constants)
-        if found is None or optimizer.compile is not self.compile:
+        if found is None or any(map(is_not, self.settings, _settings(optimizer))):
             return None
         grads, changed = found
         return grads if not changed or self._take_numbers(optimizer, changed) else None

@@ -52,6 +52,35 @@ def test_a_hyperparameter_that_chooses_leaves_counts_at_the_next_step():
     assert [p.item() for p in params.values()] == [-1.0, -2.0]
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_another_recipe_counts_at_the_next_step(compile):
+    def decayed(lr):
+        return fo.adamw(lr, weight_decay=0.5)
+
+    def averaged(lr):
+        return fo.chain(decayed(lr), fo.params_ema(0.5))
+
+    def run(exchange):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = adapters.Optimizer([w], fo.adamw, lr=0.1, compile=compile)
+        for recipe in (None, None, decayed, None, averaged, None):
+            if recipe is not None:
+                opt = exchange(opt, adapters.Optimizer([w], recipe, lr=0.1, compile=compile))
+            w.grad = w.detach() + 1.0
+            opt.step()
+        return w, opt.state_dict()["state"]
+
+    def loaded(old, new):
+        new.load_state_dict(old.state_dict())
+        return new
+
+    def replaced(old, new):
+        old.recipe = new.recipe
+        return old
+
+    assert_same(run(replaced), run(loaded))
+
+
 def test_a_group_without_names_beside_groups_with_names_is_told_what_to_pass():
     """As finetuning callbacks add one."""
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

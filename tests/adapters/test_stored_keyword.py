@@ -185,3 +185,18 @@ def test_a_form_that_changes_after_the_first_step_is_refused():
     del opt.param_groups[0]["stored"]
     step(opt, params.values())
     assert opt.state_dict()["state"].keys() == before["state"].keys()
+
+
+@pytest.mark.parametrize("where", ["group", "object"])
+def test_slots_are_not_packed_after_the_first_step(where):
+    params = model()
+    opt = adapters.AdamW(params.items(), compile=False)
+    step(opt, params.values())
+    before = copy.deepcopy(opt.state_dict()["state"])
+    if where == "group":
+        opt.param_groups[0]["stored"] = "int8"
+    else:
+        opt.stored = "int8"
+    with pytest.raises(RuntimeError, match=r"has exp_avg.*keep the value of the first step"):
+        step(opt, params.values())
+    assert_close(opt.state_dict()["state"], before, 0.0)
