@@ -26,7 +26,7 @@ from functional_optim.adapters.stepping.columns import own_scalars
 from functional_optim.adapters.stepping.leaves import Changes, discard
 from functional_optim.adapters.stepping.loss import forget_scale, left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
-from functional_optim.adapters.stepping.shared_counts import SharedCounts
+from functional_optim.adapters.stepping.shared_counts import SharedCounts, places_of_shared
 from functional_optim.adapters.stepping.traced import step_in_graph, step_traced
 from functional_optim.core import base, modes
 from functional_optim.core.calls import explaining
@@ -123,6 +123,7 @@ class OptimizerBase(torch.optim.Optimizer):
     keeps_trees: bool = True
     tries_points: bool = False
     steps_all: bool = False
+    places_of_shared = places_of_shared
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
-from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.adapters.stepping.leaves import Changes, begin_state, noise_places
@@ -26,6 +25,7 @@ from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots
 from functional_optim.engine.missing_grad import WithoutGradient, place_of
 from functional_optim.engine.plan import StepContext
+from functional_optim.kernels import private
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -74,13 +74,11 @@ class SharedRule:
         self.groups = groups
         self.holders: list[Holder] = []
 
-    def is_like(self, other: SharedRule, groups: list[dict[str, Any]]) -> bool:
+    def is_like(self, other: SharedRule) -> bool:
         """Whether a rule of another group is this one: of the same name, place and numbers."""
         a, b = self.placement, other.placement
         if (a.name, self.count, self.keys) != (b.name, other.count, other.keys):
             return False
-        if torch.compiler.is_compiling():  # which cannot compare functions
-            return _same_entries(*[groups[next(iter(x.groups))] for x in (self, other)])
         own, its = [kernels.static_key((x.rule.scalars, x.rule.hyper)) for x in (a, b)]
         return own == its
 
@@ -141,6 +139,10 @@ class SharedCounts:
         self.optimizer = optimizer
         self.rules: list[SharedRule] = []
         self.counted: list[int] = []
+        self.places: list[int] = []
+        """For each shared rule of each group, its index among `rules`."""
+        traced = torch.compiler.is_dynamo_compiling()  # which cannot compare functions
+        given = optimizer.places_of_shared() if traced else ()
         found = False
         for k, tx in chains:
             self.counted.append(k)
@@ -149,11 +151,11 @@ class SharedCounts:
                 found |= rule.runs.shared
                 if rule.runs.shared and keys:
                     new = SharedRule(placement, count, keys, {k: slots})
-                    known = [x for x in self.rules if x.is_like(new, optimizer.param_groups)]
-                    if known:
-                        known[0].groups[k] = slots
-                    else:
-                        self.rules.append(new)
+                    known = [] if traced else [x.is_like(new) for x in self.rules]
+                    place = given[len(self.places)] if traced else [*known, True].index(True)
+                    self.places.append(place)
+                    self.rules[place:] = self.rules[place:] or [new]
+                    self.rules[place].groups[k] = slots
         self.counts_steps = found and optimizer.counts_steps
         self.gather()
 
@@ -302,6 +304,15 @@ class SharedCounts:
         return [absent for absent in found if absent is not None]
 
 
+@private.constant_while_traced
+def places_of_shared(optimizer: OptimizerBase) -> tuple[int, ...]:
+    """Which shared rules of the groups are one; see `SharedCounts.places`.
+
+    A method of optimizers: torch's compiler calls a marked method with the object itself.
+    """
+    return tuple(optimizer._counts().places)  # pyright: ignore[reportPrivateUsage]
+
+
 def _is_count(x: Any) -> bool:
     """Whether a number of a state is one that `SharedCounts.count` has put there."""
     ours = isinstance(x, Tensor) and x._base is not None and x.dim() == 0
@@ -310,12 +321,3 @@ def _is_count(x: Any) -> bool:
 
 def _equal(x: float, y: float) -> bool:
     return x == y or (x != x and y != y)
-
-
-def _same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two groups have the same hyperparameters, by a quick check."""
-    plain = (bool, int, float, str)
-    pairs = [(x, b.get(key)) for key, x in a.items() if key not in PARAMS]
-    return all(
-        x is y or (isinstance(x, plain) and isinstance(y, plain) and x == y) for x, y in pairs
-    )

@@ -357,3 +357,22 @@ def test_an_earlier_plan_with_matrices_of_shards_is_not_kept(mesh):
     in_turns(opt, params, 8)
     assert kept_memory(opt) == 1
     assert not vars(opt)["_plan"].others
+
+
+def in_twos(lr):
+    return fo.accumulate(fo.adam(lr), every=2)
+
+
+def test_groups_with_different_rates_share_a_gate_in_a_graph(fresh_dynamo):
+    def run(compiled):
+        params = {k: torch.nn.Parameter(torch.ones(n)) for k, n in (("a", 2), ("b", 3))}
+        groups = [{"params": [params["a"]]}, {"params": [params["b"]], "lr": 0.05}]
+        opt = adapters.Optimizer(groups, in_twos, lr=0.1, compile=False)
+        step = torch.compile(opt.step, backend="eager", fullgraph=True) if compiled else opt.step
+        for missed in ("", "b", "", ""):
+            for name, p in params.items():
+                p.grad = None if name == missed else torch.ones_like(p)
+            step()
+        return params, opt.state_dict()["state"]
+
+    assert_close(run(True), run(False), 1e-6)
