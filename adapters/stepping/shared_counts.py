@@ -310,7 +310,7 @@ def places_of_shared(optimizer: OptimizerBase) -> tuple[int, ...]:
 
     A method of optimizers: torch's compiler calls a marked method with the object itself.
     """
-    return tuple(optimizer._counts().places)  # pyright: ignore[reportPrivateUsage]
+    return tuple(optimizer._counts().places)
 
 
 def _is_count(x: Any) -> bool:
