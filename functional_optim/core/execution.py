@@ -129,6 +129,7 @@ def _divided(
     p, codec = leaf.p, placements[k].rule.storage.weight_codec
     assert codec is not None
     _, key, _ = parts_of(leaf.own(k))
+    u = as_update(u, p)  # cells encode the shards of p
     wanted, *rest = codec.encode(weights_of(placements, leaf) + u, *key)
     step = torch.where(wanted == p, 0.0, wanted.to(torch.float32) - p.to(torch.float32))
     step = _with_gradient_of(u, step)

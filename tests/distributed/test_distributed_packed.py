@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same
+from helpers import assert_close, assert_same
 from ranks import needs_gloo, results, whole
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import state_dict as sd
@@ -15,6 +15,7 @@ from ways import by_eager_object, by_object, by_update
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.core.cells import Compensated, Split
 
 pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
@@ -22,6 +23,12 @@ STEPS = 3
 KINDS = ("int8", "int4", "float8_e4m3fn", "bfloat16")
 MATRICES = ("muon", "soap")
 """One whose slots belong to an element-wise rule, and one of a rule that takes batches."""
+
+EXACT = {
+    "split16": ("weight_low16", Split(16)),
+    "kahan": ("weight_compensation", Compensated()),
+}
+"""Master weights without random numbers: their slots and cells."""
 
 DIVIDED = {
     "rows": ((40, 48), Shard(0)),
@@ -200,8 +207,26 @@ def matrices(name, mesh):
     return ends
 
 
+def wide_weights(kind, mesh):
+    """This process's part of float32 weights, of DTensors by two ways and of plain tensors."""
+    divide, (key, cells) = divider(mesh), EXACT[kind]
+    ends = []
+    for own, step in ((divide, by_eager_object), (divide, by_update), (None, by_update)):
+        trees = [{n: x.bfloat16() for n, x in tensors(i).items()} for i in range(1 + STEPS)]
+        held = [{n: own(n, x) if own else x for n, x in tree.items()} for tree in trees]
+        params, slots = step(fo.master_weights(fo.adafactor(0.02), kind), held[0], held[1:])
+        bits = slots[key]
+        if own:
+            assert all(bits[n].placements == p.placements for n, p in params.items())
+        weights = {n: cells.decode((here(p), here(bits[n]))) for n, p in params.items()}
+        ends.append(weights if own else {n: here(divide(n, x)) for n, x in weights.items()})
+    return ends
+
+
 def parts(mesh, folder) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    for kind in EXACT:
+        found[f"wide-{kind}"] = functools.partial(wide_weights, kind, mesh)
     for kind in KINDS:
         found[f"packed-{kind}"] = functools.partial(step_parts, kind, mesh)
         found[f"packed-saved-{kind}"] = functools.partial(save_and_load, kind, mesh, folder)
@@ -308,3 +333,11 @@ def test_matrices_are_computed_whole_beside_packed_parts(name, both):
         assert_same(owned, parts)
         start = torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
         assert 0 < (parts - alone).norm() < 0.05 * (alone - start).norm()
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_bits_of_weights_are_divided_as_their_parameters(kind, both):
+    """Also of one row, which the operations of a rule gather."""
+    for *parts, alone in results(both, f"wide-{kind}"):
+        for mine in parts:
+            assert_close(mine, alone, 1e-5)
