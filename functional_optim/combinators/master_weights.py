@@ -70,8 +70,9 @@ def master_weights(
     * `"stochastic"`: nothing. The parameter is w rounded stochastically, so that small updates
       count in the mean.
 
-    Random numbers are a function of seed, step and place in the parameter. Parameters of other
-    dtypes are unaffected. Gradients are not cast; float32 gradients are accepted.
+    Random numbers are a function of seed, step and place in the parameter, for a DTensor in the
+    shard of a process: other shards are rounded differently. Parameters of other dtypes are
+    unaffected. Gradients are not cast; float32 gradients are accepted.
 
     Args:
         tx: a transformation that consists of one-tensor rules. It may be a complete optimizer: its

@@ -82,8 +82,9 @@ def stored(
     * `"float8_e4m3fn"`, `"float8_e5m2"`: torch's dtypes, scaled by block.
     * `"bfloat16"`: the first 16 bits, without blocks, in the shape of the parameter.
 
-    Rounding is stochastic; random numbers are a function of seed, step and place. So changes
-    smaller than a code are preserved on average, and a resumed run is bitwise equal.
+    Rounding is stochastic; random numbers are a function of seed, step and place, for a DTensor in
+    the shard of a process. So changes smaller than a code are preserved on average, and a run that
+    is resumed by as many processes is bitwise equal.
 
     Args:
         tx: a transformation that consists of one-tensor rules.
