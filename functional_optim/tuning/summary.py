@@ -197,7 +197,8 @@ class Summary:
 def summary(tx: base.GradientTransformation, params: Any) -> Summary:
     """Tables of the rules that act on each parameter, their matrix views, and memory.
 
-    No tensor of the size of a parameter is allocated, and no step is taken.
+    No tensor of the size of a parameter is allocated, and no step is taken. DTensors count as whole
+    tensors, not as the shards of one process.
 
     Args:
         tx: a transformation.
