@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, made_of_rules
@@ -38,7 +39,11 @@ class Files(NamedTuple):
     min_size: int
 
     def keep(self, x: Tensor) -> Tensor:
-        """A new slot in its memory."""
+        """A new slot in its memory; of a DTensor, the shard of this process."""
+        if sharding.is_sharded(x):
+            own = sharding.shard(x)
+            kept = self.keep(own)
+            return x if kept is own else sharding.from_part(kept, x)
         if not has_address(x) or x.numel() < max(self.min_size, 1) or x.device.type != "cpu":
             return x
         handle, name = tempfile.mkstemp(dir=self.folder)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,8 +224,20 @@ def wide_weights(kind, mesh):
     return ends
 
 
+def in_files(mesh, folder):
+    """Parameters of a recipe whose slots are in files, and without; files after some steps."""
+    divide, ends = divider(mesh), []
+    for recipe in (fo.adamw, lambda lr: fo.offload(fo.adamw(lr), folder, min_size=1)):
+        params = parameters(divide)
+        opt = adapters.Optimizer(params.items(), recipe, lr=1e-2)
+        step(opt, params, divide, range(STEPS))
+        ends.append({name: here(p) for name, p in params.items()})
+    maps = Path("/proc/self/maps")
+    return ends, maps.read_text().count(f"{folder}/tmp") if maps.exists() else None
+
+
 def parts(mesh, folder) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"in files": functools.partial(in_files, mesh, folder)}
     for kind in EXACT:
         found[f"wide-{kind}"] = functools.partial(wide_weights, kind, mesh)
     for kind in KINDS:
@@ -341,3 +354,9 @@ def test_bits_of_weights_are_divided_as_their_parameters(kind, both):
     for *parts, alone in results(both, f"wide-{kind}"):
         for mine in parts:
             assert_close(mine, alone, 1e-5)
+
+
+def test_slots_of_shards_are_offloaded_to_files(both):
+    for rank, ((plain, offloaded), files) in enumerate(results(both, "in files")):
+        assert_same(offloaded, plain)
+        assert files in (None, 2 * (len(DIVIDED) - rank))  # the second has nothing of one row
