@@ -302,6 +302,6 @@ def _scales(given: Any, flat: Ravel, x: Tensor) -> Tensor:
             raise ValueError(f"unknown x_scale {given!r}; pass 'jac', numbers or tensors.")
         return torch.zeros_like(x, dtype=torch.float64)
     sizes = of_each("x_scale", given, flat, x, 1.0)
-    if not bool((sizes > 0).all()):
-        raise ValueError("x_scale must be above 0 for each parameter.")
+    if not bool(((sizes > 0) & sizes.isfinite()).all()):
+        raise ValueError("x_scale must be above 0 and finite for each parameter.")
     return 1 / sizes

@@ -59,6 +59,7 @@ RAISED = {
     "dogleg": (ValueError, "not support bounds", (rosenbrock, AT), {"method": "dogleg", **WIDE}),
     "qr": (ValueError, "by 'cholesky'", (rosenbrock, AT), {"linear_solver": "qr", **WIDE}),
     "x_scale": (ValueError, "x_scale must be above 0", (rosenbrock, AT), {"x_scale": 0.0}),
+    "infinite x_scale": (ValueError, "x_scale .* finite", (rosenbrock, AT), {"x_scale": torch.inf}),
     "x_scale name": (ValueError, "unknown x_scale", (rosenbrock, AT), {"x_scale": "auto"}),
     "compile": (ValueError, "pass batched=True", (rosenbrock, AT), {"compile": True}),
     "one number": (ValueError, "leading dimension", (rosenbrock, AT[0]), {"batched": True}),
