@@ -99,6 +99,8 @@ class Tape(ModeBase):
 
     def _constant(self, x: Tensor) -> Node:
         """A value that is the same at each call."""
+        if not x.numel():
+            raise Unsuitable("a tensor without elements")
         first = x.reshape(-1)[:1]
         if bool((x == first).all()):
             value = first.item()

@@ -270,6 +270,19 @@ def test_where_torch_cannot_compile_a_step_it_runs_eagerly(fresh_dynamo):
     torch.testing.assert_close(solve(fun, x0, y, compile=True).x, found.x, rtol=0, atol=0)
 
 
+def test_an_empty_constant_of_a_derivative_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda fun, **how: fun)
+    x0 = torch.rand(5, 3, **F64)
+
+    def fun(x):  # the derivative of trace makes an empty tensor
+        return x * torch.trace(torch.outer(x, x)) - 1
+
+    found, expected = [
+        fo.least_squares(fun, x0, batched=True, compile=how) for how in (True, False)
+    ]
+    torch.testing.assert_close(found.x, expected.x)
+
+
 @pytest.mark.parametrize("draws", [True, False])
 def test_what_a_recording_cannot_know_is_not_taken_for_known(draws):
     """Random numbers and branches on values fail as they do in eager steps of many problems."""
