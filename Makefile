@@ -110,9 +110,9 @@ $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 
 # the other libraries one by one: what does not install here is named in the results, no more
 $(VENV)/.peers: $(VENV)/.bench
-	for peer in jax optax torchopt heavyball pytorch_optimizer torchao bitsandbytes \
-		cma nevergrad optimistix; do \
-		$(BIN)/pip install --quiet --constraint constraints.txt $$peer || echo "without $$peer"; \
+	for peer in $$($(BIN)/python -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['peers'])"); do \
+		$(BIN)/pip install --quiet --constraint constraints.txt "$$peer" || echo "without $$peer"; \
 	done
 	touch $@
 
