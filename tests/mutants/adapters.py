@@ -157,4 +157,20 @@ packed parts are whole
 the first owner gets all
 ~ owners[i] = ⟦load.index(min(load)) → 0⟧
 ? distributed/test_matrix_owners.py
+= adapters/stepping/plan.py
+another recipe is ignored while the plan is valid
+~ return ⟦own.get("recipe") → None⟧, own
+? adapters/test_recipes.py -k another_recipe
+= adapters/stepping/shared_counts.py
+a traced step has a gate for each group
+~ place = ⟦given[len(self.places)] if traced → len(self.rules) if traced⟧
+? adapters/test_gradients_by_turns.py -k in_a_graph
+= adapters/sharpness.py
+a closure may add both gradients
+~ if p.grad is ⟦mark → before⟧ and bool
+? combinators/test_sharpness.py -k does_not_clear
+= adapters/stepping/leaves.py
+slots may be packed in the middle
+~ if others⟦ → and False⟧:
+? adapters/test_stored_keyword.py -k after_the_first_step
 """)
