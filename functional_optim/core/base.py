@@ -208,8 +208,10 @@ def add(p: Tensor, u: Tensor) -> Tensor:
     Real and imaginary parts separately: torch multiplies u by 1 + 0j, which turns -0.0 into 0.0.
     """
     if p.is_complex() and u.is_complex():
-        x = torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
-        return sharding.placed_like(x, p)
+        if sharding.is_sharded(p):  # torch 2.11 has no complex() for DTensors
+            own = add(sharding.part(p), sharding.part(sharding.placed_like(u, p)))
+            return sharding.from_part(own, p)
+        return torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
     x = p + u
     return x if x.dtype is p.dtype else x.to(p.dtype)
 

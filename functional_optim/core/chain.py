@@ -349,7 +349,7 @@ def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
 def is_custom(tx: base.GradientTransformation) -> bool:
     """Whether it consists of transformations of trees of which no rules are known."""
     rules = _rules_of(tx)
-    return bool(rules) and all(x.rule is UNKNOWN.rule for x in rules)
+    return len(rules) > 0 and all(x.rule is UNKNOWN.rule for x in rules)
 
 
 def _check_order(parts: Sequence[base.GradientTransformation]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -157,7 +158,8 @@ def restore(state: tuple[bool, int, int, int]) -> None:
     from leaving them."""
     recording, transforms, function_modes, modes = state
     if _transforms() > transforms:
-        _leave_to(transforms)
+        with suppress(RuntimeError):  # torch 2.11 raises one after it has left the outermost
+            _leave_to(transforms)
     for _ in range(_function_modes() - function_modes):
         _leave_function_mode()
     for _ in range(dispatch_modes() - modes if _dispatch_mode else 0):
