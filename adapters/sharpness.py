@@ -51,12 +51,13 @@ def cleared(who: str, params: list[Tensor]) -> Iterator[None]:
 
     The smallest gradient is replaced by a number that absorbs any other added to it.
     """
-    dense = [p for p in params if p.grad.layout is torch.strided and p.numel()]
+    known = [(p, p.grad) for p in params if p.grad is not None and p.numel()]
+    dense = [(p, g) for p, g in known if g.layout is torch.strided]
     if not dense:
         yield
         return
-    p = min(dense, key=Tensor.numel)
-    before, number = p.grad, torch.finfo(p.grad.dtype).max / 2
+    p, before = min(dense, key=lambda pair: pair[0].numel())
+    number = torch.finfo(before.dtype).max / 2
     mark = p.grad = torch.full_like(before, number)
     try:
         yield
