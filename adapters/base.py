@@ -26,7 +26,7 @@ from functional_optim.adapters.stepping.columns import own_scalars
 from functional_optim.adapters.stepping.leaves import Changes, discard
 from functional_optim.adapters.stepping.loss import forget_scale, left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
-from functional_optim.adapters.stepping.shared_counts import SharedCounts, places_of_shared
+from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.adapters.stepping.traced import step_in_graph, step_traced
 from functional_optim.core import base, modes
 from functional_optim.core.calls import explaining
@@ -123,7 +123,6 @@ class OptimizerBase(torch.optim.Optimizer):
     keeps_trees: bool = True
     tries_points: bool = False
     steps_all: bool = False
-    places_of_shared = places_of_shared
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -254,6 +253,11 @@ class OptimizerBase(torch.optim.Optimizer):
         """The shared rules of all groups, and the count of steps."""
         every = [self.checked_transform(group, in_step=True) for group in self.param_groups]
         return SharedCounts(self, [(k, x) for k, x in enumerate(every) if isinstance(x, Leafwise)])
+
+    @private.constant_while_traced
+    def _places_of_shared(self) -> tuple[int, ...]:
+        """`SharedCounts.places`, for a trace."""
+        return tuple(self._counts().places)
 
     def _step_in_place(self, loss: Any) -> None:
         mine = self.__dict__

@@ -25,7 +25,6 @@ from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots
 from functional_optim.engine.missing_grad import WithoutGradient, place_of
 from functional_optim.engine.plan import StepContext
-from functional_optim.kernels import private
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -142,7 +141,7 @@ class SharedCounts:
         self.places: list[int] = []
         """For each shared rule of each group, its index among `rules`."""
         traced = torch.compiler.is_dynamo_compiling()  # which cannot compare functions
-        given = optimizer.places_of_shared() if traced else ()
+        given = optimizer._places_of_shared() if traced else ()
         found = False
         for k, tx in chains:
             self.counted.append(k)
@@ -151,13 +150,17 @@ class SharedCounts:
                 found |= rule.runs.shared
                 if rule.runs.shared and keys:
                     new = SharedRule(placement, count, keys, {k: slots})
-                    known = [] if traced else [x.is_like(new) for x in self.rules]
-                    place = given[len(self.places)] if traced else [*known, True].index(True)
+                    place = given[len(self.places)] if traced else self._place(new)
                     self.places.append(place)
-                    self.rules[place:] = self.rules[place:] or [new]
+                    if place == len(self.rules):
+                        self.rules.append(new)
                     self.rules[place].groups[k] = slots
         self.counts_steps = found and optimizer.counts_steps
         self.gather()
+
+    def _place(self, new: SharedRule) -> int:
+        """The index of the rule that a new one is like; the next index if there is none."""
+        return [*[x.is_like(new) for x in self.rules], True].index(True)
 
     def gather(self) -> None:
         """Find the parameters with the numbers of the rules; see `SharedRule.look`."""
@@ -302,15 +305,6 @@ class SharedCounts:
         """Updates of tensors without a gradient; see `SharedRule.waiting`."""
         found = [shared.waiting(parts) for shared in self.rules]
         return [absent for absent in found if absent is not None]
-
-
-@private.constant_while_traced
-def places_of_shared(optimizer: OptimizerBase) -> tuple[int, ...]:
-    """Which shared rules of the groups are one; see `SharedCounts.places`.
-
-    A method of optimizers: torch's compiler calls a marked method with the object itself.
-    """
-    return tuple(optimizer._counts().places)
 
 
 def _is_count(x: Any) -> bool:
