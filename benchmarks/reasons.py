@@ -42,8 +42,8 @@ REASONS = {
     "train-graph-compile": "Inductor compiles the loss and the step as one graph.",
     "train-compile": "It builds a kernel once for a machine: with kernels kept, the bar is met.",
     "muon_adamw-": (
-        "Products in bfloat16 take four fifths of torch's time, on a processor that multiplies it, "
-        "and more of ours."
+        "Products in bfloat16 take four fifths of torch's time, on a processor with instructions "
+        "for them."
     ),
     "es-": "The evaluation of all candidates takes half of it, noise and ranks the rest.",
     "stack-": "Single matrices are stepped in batches, too: a stack of experts saves nothing.",
