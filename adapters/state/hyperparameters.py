@@ -197,7 +197,7 @@ def _is_own(x: Any) -> bool:
 
 
 def _home(x: Any) -> str:
-    return x.__globals__["__name__"] if type(x) is FunctionType else x.__module__
+    return x.__globals__.get("__name__", "") if type(x) is FunctionType else x.__module__
 
 
 def _held(f: FunctionType) -> tuple[Any, ...]:

@@ -421,3 +421,16 @@ def test_a_functional_state_that_another_process_has_written():
             w = found if step is not tx.update else fo.apply_updates(w, found)
         states.append((w, state))
     assert_close(*states, 1e-15)
+
+
+def test_a_recipe_may_come_from_code_that_has_no_module():
+    """As a string that is executed in a new dict."""
+    space = {"fo": fo}
+    exec("def recipe(lr):\n    return fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(lr))", space)
+    w = torch.nn.Parameter(torch.zeros(1))
+    opt = adapters.Optimizer([w], space["recipe"], lr=0.5, compile=False)
+    for lr in (0.5, 0.25):
+        opt.param_groups[0]["lr"] = lr
+        w.grad = torch.ones(1)
+        opt.step()
+    assert w.item() == -0.75
