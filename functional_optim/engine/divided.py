@@ -7,7 +7,8 @@ gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,19 +103,24 @@ class DividedExecutor(KernelExecutor):
         """Yes: values that last from one pass to the next."""
         return True
 
-    def combine(self, how: kernels.Combination, x: Tensor) -> Tensor:
-        """The reduced vector of all processes."""
+    def combine(self, how: kernels.Combination, x: Tensor) -> Callable[[], Tensor]:
+        """Begin to reduce a vector over the processes; the result waits for that."""
+        dist = torch.distributed
         if how == "sum":
-            torch.distributed.all_reduce(x, group=self.processes)
-            return x
-        count = torch.distributed.get_world_size(self.processes)  # a maximum there may drop NaN
-        every = [torch.empty_like(x) for _ in range(count)]
-        torch.distributed.all_gather(every, x, group=self.processes)
-        return getattr(torch.stack(every), f"a{how}")(0)
+            work: Any = dist.all_reduce(x, group=self.processes, async_op=True)
+            return lambda: (work.wait(), x)[1]
+        # a maximum there may drop NaN
+        every = [torch.empty_like(x) for _ in range(dist.get_world_size(self.processes))]
+        work = dist.all_gather(every, x, group=self.processes, async_op=True)
+        return lambda: (work.wait(), getattr(torch.stack(every), f"a{how}")(0))[1]
 
 
 class DividedTask:
-    """Runs a task for the tensors of an executor."""
+    """Runs a task for the tensors of an executor.
+
+    Launches run on two lanes with scratch memory each. While the processes put together what one
+    lane has reduced, the other one computes.
+    """
 
     def __init__(
         self,
@@ -123,41 +129,42 @@ class DividedTask:
         natives: Sequence[tuple[Served, kernels.Native]],
     ) -> None:
         self.executor = executor
-        self.used = used
-        self.natives = natives
-        self.places: list[int] = []
-        self.launches: list[tuple[list[int], kernels.DividedLaunch]] = []
+        pairs = zip(executor.params, executor.slots, strict=True)
+        rows = [list(map(sharding.shard, (p, *present(slots[:used])))) for p, slots in pairs]
+        self.shards = [row[0] for row in rows]
+        launches = self._launched(rows, natives)
+        self.lanes = [launches[::2], launches[1::2]]
+        for lane in self.lanes:
+            needed = max([launch.needed for _, launch in lane], default=0)
+            memory = torch.empty(needed, dtype=torch.uint8, device="cpu")
+            for _, launch in lane:
+                launch.use(memory)
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """The measurements on the rows of this process, as partial sums of a DTensor."""
         spec = self.executor.spec
-        return [[over_mesh(x, spec) for x in one()] for one in self._calls(grads, scalars)]
+        return [
+            [over_mesh(x, spec) for x in one] for one in _alternate(self._passes(grads, scalars))
+        ]
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Write]:
         """The step of the rows of this process."""
-        return self._calls(grads, scalars)
+        return [partial(_alternate, self._passes(grads, scalars))]
 
-    def _calls(
-        self, grads: list[Tensor], scalars: BoundScalars
-    ) -> list[Callable[[], tuple[float, ...]]]:
-        rows = self._rows()
-        places = [x.data_ptr() for row in rows for x in row]
-        if places != self.places:
-            self.launches = self._launched(rows)
-            self.places = places
+    def _passes(self, grads: list[Tensor], scalars: BoundScalars) -> list[list[kernels.Passes]]:
+        """The passes of the launches on each lane."""
         given = [sharding.shard(g) for g in self.executor.mine(grads)]
-        given = [laid_out_like(g.resolve_neg(), row[0]) for g, row in zip(given, rows, strict=True)]
-        return [launch.ready([given[i] for i in own], scalars) for own, launch in self.launches]
+        given = [laid_out_like(g.resolve_neg(), p) for g, p in zip(given, self.shards, strict=True)]
+        return [
+            [launch.passes([given[i] for i in own], scalars) for own, launch in lane]
+            for lane in self.lanes
+        ]
 
-    def _rows(self) -> list[list[Tensor]]:
-        """The local tensors: of each parameter, and of its slots."""
-        executor = self.executor
-        pairs = zip(executor.params, executor.slots, strict=True)
-        return [list(map(sharding.shard, (p, *present(slots[: self.used])))) for p, slots in pairs]
-
-    def _launched(self, rows: list[list[Tensor]]) -> list[tuple[list[int], kernels.DividedLaunch]]:
+    def _launched(
+        self, rows: list[list[Tensor]], natives: Sequence[tuple[Served, kernels.Native]]
+    ) -> list[tuple[list[int], kernels.DividedLaunch]]:
         found: list[tuple[list[int], kernels.DividedLaunch]] = []
-        for own, native in self.natives:
+        for own, native in natives:
             for some in _buckets([self.executor.params[i].numel() for i in own.members]):
                 members = [own.members[k] for k in some]
                 launch = kernels.DividedLaunch(
@@ -170,11 +177,31 @@ class DividedTask:
                     combine=self.executor.combine,
                 )
                 found.append((members, launch))
-        needed = max(launch.needed for _, launch in found)
-        memory = torch.empty(needed, dtype=torch.uint8, device="cpu")
-        for _, launch in found:
-            launch.use(memory)
         return found
+
+
+def _alternate(lanes: Sequence[Sequence[kernels.Passes]]) -> list[tuple[float, ...]]:
+    """Run the passes on all lanes, one lane to its next pause and then the other: what each launch
+    measures."""
+    found: list[tuple[float, ...]] = []
+    waiting = list(map(_one_by_one, lanes))
+    while waiting:
+        lane = waiting.pop(0)
+        try:
+            next(lane)
+            waiting.append(lane)
+        except StopIteration as end:
+            found += end.value
+    return found
+
+
+def _one_by_one(
+    lane: Sequence[kernels.Passes],
+) -> Generator[None, None, list[tuple[float, ...]]]:
+    found: list[tuple[float, ...]] = []
+    for one in lane:
+        found.append((yield from one))
+    return found
 
 
 def _buckets(sizes: Sequence[int]) -> list[list[int]]:

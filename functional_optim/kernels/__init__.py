@@ -19,6 +19,7 @@ from functional_optim.kernels.comparison import compare as compare
 from functional_optim.kernels.disk_cache import folder as folder
 from functional_optim.kernels.divided import Combination as Combination
 from functional_optim.kernels.divided import DividedLaunch as DividedLaunch
+from functional_optim.kernels.divided import Passes as Passes
 from functional_optim.kernels.drivers import DRIVERS as DRIVERS
 from functional_optim.kernels.drivers import CaptureError as CaptureError
 from functional_optim.kernels.failures import NoCompiler as NoCompiler

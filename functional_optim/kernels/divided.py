@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -17,8 +16,13 @@ from functional_optim.kernels.libraries import Native
 Combination = Literal["sum", "max", "min"]
 """How numbers of several processes become one."""
 
-Combine = Callable[[Combination, Tensor], Tensor]
-"""Puts together what processes have in a vector; all of them call it in the same order."""
+Combine = Callable[[Combination, Tensor], Callable[[], Tensor]]
+"""Begins to put together what processes have in a vector, and returns a function that waits for the
+result; all of them call it in the same order."""
+
+Passes = Generator[None, None, tuple[float, ...]]
+"""The passes of a launch, with a pause wherever the processes put numbers together: other passes
+may run meanwhile. It returns the sums over all tensors."""
 
 
 class DividedLaunch(Launch):
@@ -26,7 +30,7 @@ class DividedLaunch(Launch):
 
     The passes of the library are called one by one. What is reduced over rows is put together in
     between, for all tensors at once. Each tensor has separate scratch memory, which lasts from one
-    pass to the next; launches that run one after the other share it. Call `use` before `ready`.
+    pass to the next; launches that run one after the other share it. Call `use` before `passes`.
 
     Args:
         combine: puts vectors of the processes together.
@@ -79,19 +83,20 @@ class DividedLaunch(Launch):
                     total.add(view, empty=size[0] == 0)
             self.phases.append([*found.values()])
 
-    def bound(
-        self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
-    ) -> Callable[[], tuple[float, ...]]:
-        """The calls. grads: this process's rows."""
-        return partial(self._run, super().bound(grads, numbers))
+    def passes(self, grads: list[Tensor], scalars: Any) -> Passes:
+        """The passes of a step. grads: this process's rows."""
+        return self._run(self.ready(grads, scalars))
 
-    def _run(self, run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+    def _run(self, run: Callable[[], tuple[float, ...]]) -> Passes:
         found: tuple[float, ...] = ()
         for phase, totals in enumerate(self.phases):
             self.call[15] = -1 if len(self.phases) == 1 else phase
             found = run()
-            for total in totals:
-                total.complete(self.combine)
+            waiting = [total.begin(self.combine) for total in totals]
+            if waiting:
+                yield
+            for total, wait in zip(totals, waiting, strict=True):
+                total.complete(wait())
         return found
 
 
@@ -109,11 +114,13 @@ class Total:
         if empty and self.how != "sum":
             self.empty.append(view)
 
-    def complete(self, combine: Combine) -> None:
-        """Replace what this process has by what all have together."""
+    def begin(self, combine: Combine) -> Callable[[], Tensor]:
+        """Begin to put together what the processes have."""
         for view in self.empty:
             limit = torch.inf if view.is_floating_point() else torch.iinfo(view.dtype).max
             view.fill_(limit if self.how == "min" else -limit)
-        whole = combine(self.how, torch.cat(self.views))
-        for view, own in zip(self.views, whole.split([len(x) for x in self.views]), strict=True):
-            view.copy_(own)
+        return combine(self.how, torch.cat(self.views))
+
+    def complete(self, whole: Tensor) -> None:
+        """Replace what this process has by what all have together."""
+        torch.split_with_sizes_copy(whole, [len(x) for x in self.views], out=self.views)

@@ -225,8 +225,11 @@ a gradient of a shard is read in the layout of the last one
 ? engine/test_every_way.py -k another_layout
 = functional_optim/engine/divided.py
 sums over rows are those of one process
-~ ⟦torch.distributed.all_reduce(x, group=self.processes) → pass⟧
+~ dist.all_reduce(⟦x → x.clone()⟧, group=self.processes, async_op=True)
 ? distributed/test_distributed_rows.py -k lamb
+two lanes of passes write into one memory
+~ launch.use(⟦memory → self.__dict__.setdefault("one", torch.empty(1 << 20, dtype=torch.uint8))⟧)
+? distributed/test_distributed_rows.py -k buckets
 = functional_optim/kernels/launches.py
 means are taken over the rows of one process
 ~ rows, chunks, ⟦self.wholes[i → sizes[0⟧], *offsets]
