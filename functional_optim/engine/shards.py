@@ -7,15 +7,14 @@ see `products.py`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim import tree
 from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
+from functional_optim.core.memory import same_looks
 from functional_optim.core.numbers import tensor_of
 from functional_optim.core.ownership import Partition, Partitions, slot_parts_of
 from functional_optim.core.rule import Placement, Rule
@@ -23,7 +22,6 @@ from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.core.traits import is_elementwise
 from functional_optim.engine.executor import Executor, How, Runner, Write
-from functional_optim.engine.guards import TensorGuard
 from functional_optim.engine.products import ProductExecutor
 
 
@@ -31,7 +29,8 @@ class ShardExecutor(Executor):
     """DTensors that one mesh divides in one way: the local shards are a separate group.
 
     An element-wise rule does to a shard what it does to that part of the whole tensor; matrix rules
-    get whole ones. What is measured on shards is completed over the mesh, once for all tensors.
+    get whole ones. What is measured on shards is completed over the mesh, once for all tensors. The
+    guard of the plan tells whether a shard has moved.
     """
 
     through_memory = True
@@ -48,10 +47,7 @@ class ShardExecutor(Executor):
             [_local(x.rule, own, p) for x, own in zip(self.group.placements, mine, strict=True)]
             for mine, p in zip(self.slots, self.params, strict=True)
         ]
-        self.structure, self.outline = tree.structure(params), tree.outline(params)
-        local, *held = self._columns()
-        kept = [x for x in chain(*held) if x is not None]
-        self.guard = TensorGuard(grads, local, kept, tuple(chain(local, *held)))
+        self.same_looks = same_looks(grads)
         parts = [_shared(p, own) for p, own in zip(self.params, self.slots, strict=True)]
         given = self.group.placements, params, slots, grads
         self.inner = self.group.of(*given, turns=self.turns, parts=parts)
@@ -105,16 +101,11 @@ class ShardExecutor(Executor):
         return self.inner.keeps_memory()
 
     def _given(self, grads: list[Tensor]) -> list[Tensor]:
-        """The local gradients, after shards that have moved were taken in."""
+        """The local gradients; others than those before need another group."""
         given = self._locals(grads)
-        if self.guard.trees(self.structure, self.outline, given, *self._columns()) is None:
+        if not self.same_looks(*given):
             self._build(given)
         return given
-
-    def _columns(self) -> list[list[Any]]:
-        """The local parameters, and the local tensors of each slot."""
-        rows = zip(*[list(chain(*mine)) for mine in self.slots], strict=True)
-        return [list(map(sharding.shard, column)) for column in (self.params, *rows)]
 
     def _locals(self, grads: list[Tensor]) -> list[Tensor]:
         """The local gradients; products do not take those that are negated lazily."""
