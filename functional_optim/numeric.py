@@ -254,7 +254,7 @@ def cos(x: Any) -> Any:
     """The cosine of x radians; NaN of an infinite number."""
     if isinstance(x, Tensor):
         return float64(x).cos()
-    return math.cos(x) if math.isfinite(x) else math.nan
+    return math.cos(x) if abs(x) < math.inf else math.nan
 
 
 def log(x: Any) -> Any:
@@ -270,7 +270,7 @@ def floor(x: Any) -> Any:
     """The largest integer not above x; infinities and NaN stay unchanged."""
     if isinstance(x, Tensor):
         return float64(x).floor()
-    return x // 1.0 if math.isfinite(x) else float(x)
+    return x // 1.0 if abs(x) < math.inf else float(x)
 
 
 def divide(a: Any, b: Any) -> Any:

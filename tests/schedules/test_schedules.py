@@ -161,6 +161,27 @@ def test_schedules_are_one_graph():
             torch.testing.assert_close(together(torch.tensor(count)), wanted, **TWO_WAYS)
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda steps: schedules.cosine_onecycle(steps, 1.0),
+        lambda steps: schedules.warmup_cosine(0.0, 1.0, steps // 2, steps),
+    ],
+    ids=["floor", "cosine"],
+)
+def test_the_next_schedule_is_one_graph_too(make):
+    """A second compilation gets the numbers of a schedule as symbols."""
+
+    def compiled(schedule):
+        return torch.compile(lambda k: schedule(k), backend="aot_eager", fullgraph=True)
+
+    for steps in (5, 8, 13):
+        schedule = make(steps)
+        found = compiled(schedule)(torch.tensor(4))
+        assert found.item() == pytest.approx(schedule(4), rel=1e-14)
+
+
 # ---------------------------------------------------------------- formulas
 OPTAX = json.loads(
     (Path(__file__).parents[1] / "support" / "reference" / "optax_schedules.json").read_text()
