@@ -101,6 +101,12 @@ class GradientTransformation(Reconstructible, Plain, Functions):
         """From gradients, a state and parameters to updates and the next state."""
         return self[1]
 
+    # Pytrees copy a NamedTuple by `type(tx)(init, update)`. One whose class has no such method is a
+    # leaf: torch.export copies all that a module holds.
+    @property
+    def _asdict(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super()._asdict
+
     @property
     def children(self) -> tuple[GradientTransformation, ...]:
         """The transformations that this one consists of."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optree
 import pytest
 import torch
 from helpers import assert_close
@@ -124,6 +125,38 @@ def test_instructions_grow_with_the_number_of_tensors_alone(monkeypatch):
     first, second = found[1] - found[0], found[2] - found[1]
     assert second == pytest.approx(first, rel=0.02)
     assert first < 4 * MOST
+
+
+class Update(torch.nn.Module):
+    """An update over lists of tensors: torch does not save the types of other trees."""
+
+    def __init__(self, tx, params):
+        super().__init__()
+        self.tx = tx
+        self.state = optree.tree_structure(tx.init(params))
+
+    def forward(self, grads, state, params):
+        state = optree.tree_unflatten(self.state, state)
+        updates, state = self.tx.update(grads, state, params)
+        return optree.tree_leaves(state), fo.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("make", [RECIPES["carried counts"], lambda: fo.flatten(fo.adamw(COSINE))])
+def test_a_module_that_holds_a_transformation_is_exported_and_saved(make, tmp_path):
+    """torch.export copies all that a module holds, as a pytree."""
+    tx, params = make(), tree()
+    module = Update(tx, params)
+    given = optree.tree_leaves(tx.init(params)), params
+    exported = torch.export.export(module, ({key: x + 1 for key, x in params.items()}, *given))
+    assert module.tx is tx
+    assert tx._asdict() == {"init": tx.init, "update": tx.update}
+    torch.export.save(exported, tmp_path / "update.pt2")
+    loaded = torch.export.load(tmp_path / "update.pt2").module()
+    found = expected = given
+    for scale in (1.0, -2.0, 0.5):
+        grads = {key: scale * x for key, x in params.items()}
+        found, expected = loaded(grads, *found), module(grads, *expected)
+        torch.testing.assert_close(found, expected)
 
 
 # ---------------------------------------------------------------- a loop around an object
