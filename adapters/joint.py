@@ -189,6 +189,39 @@ def checked_closure(who: str, closure: Any) -> Callable[[], Any]:
     return closure
 
 
+@contextmanager
+def cleared(who: str, params: Sequence[Tensor], advice: str) -> Iterator[None]:
+    """Raise RuntimeError if gradients are added to those from before, rather than cleared first.
+
+    The smallest gradient is replaced by a number that absorbs any other added to it.
+
+    advice: how to accumulate gradients over micro-batches.
+    """
+    known = [(p, p.grad) for p in params if p.grad is not None and p.numel()]
+    dense = [(p, g) for p, g in known if g.layout is torch.strided]
+    if not dense:
+        yield
+        return
+    p, before = min(dense, key=lambda pair: pair[0].numel())
+    number = torch.finfo(before.dtype).max / 2
+    mark = p.grad = torch.full_like(before, number)
+    try:
+        yield
+        found = p.grad
+        added = found is mark or (found is not None and found.requires_grad)  # by create_graph
+        if added and bool((found == number).all()):
+            p.grad = before
+            raise RuntimeError(
+                f"{who} got a closure that does not clear the gradients, so those at several "
+                "points would be added; call zero_grad() in the closure. To accumulate gradients "
+                f"over micro-batches, {advice}."
+            )
+    except BaseException:
+        if p.grad is mark:
+            p.grad = before
+        raise
+
+
 def write(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Write values into parameters."""
     for p, value in zip(params, values, strict=True):

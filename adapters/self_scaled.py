@@ -16,6 +16,7 @@ from functional_optim.adapters.joint import (
     JointOptimizer,
     check_moving,
     checked_closure,
+    cleared,
     undone,
     write,
 )
@@ -46,7 +47,8 @@ class SelfScaled(JointOptimizer):
 
         Raises:
             TypeError: without a closure.
-            RuntimeError: if no parameter requires gradients, or the closure leaves no gradients.
+            RuntimeError: if no parameter requires gradients, or the closure leaves no gradients or
+                does not clear them.
             ValueError: if the loss or a gradient is not finite, groups have different
                 hyperparameters, or parameters are flattened shards.
 
@@ -75,7 +77,8 @@ class SelfScaled(JointOptimizer):
 
         def value_and_grad(point: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             write(moving, point)
-            return evaluated()[1:]
+            with cleared(type(self).__name__, moving, "call backward() for each in the closure"):
+                return evaluated()[1:]
 
         def run(kept: list[tuple[Tensor, Tensor]]) -> Any:
             before = [x for _, x in kept]

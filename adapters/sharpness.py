@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 import functional_optim as fo
 from functional_optim.adapters.base import with_hooks
-from functional_optim.adapters.joint import agreed, check_undivided, restored
+from functional_optim.adapters.joint import agreed, check_undivided, cleared, restored
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.hyperparameters import PARAMS, changed_values, constants
 from functional_optim.adapters.state.names import named
@@ -43,34 +41,6 @@ class Inner:
 
     def __call__(self, **hyper: Any) -> base.GradientTransformation:
         return self.recipe(**{k: x for k, x in hyper.items() if k not in self.numbers})
-
-
-@contextmanager
-def cleared(who: str, params: list[Tensor]) -> Iterator[None]:
-    """Raise RuntimeError if gradients are added to those from before, rather than cleared first.
-
-    The smallest gradient is replaced by a number that absorbs any other added to it.
-    """
-    known = [(p, p.grad) for p in params if p.grad is not None and p.numel()]
-    dense = [(p, g) for p, g in known if g.layout is torch.strided]
-    if not dense:
-        yield
-        return
-    p, before = min(dense, key=lambda pair: pair[0].numel())
-    number = torch.finfo(before.dtype).max / 2
-    mark = p.grad = torch.full_like(before, number)
-    try:
-        yield
-        if p.grad is mark and bool((mark == number).all()):
-            raise RuntimeError(
-                f"{who} got a closure that does not clear the gradients, so those at the two "
-                "points would be added; call zero_grad() in the closure. To accumulate gradients "
-                "over micro-batches, put fo.accumulate into the recipe."
-            )
-    except BaseException:
-        if p.grad is mark:
-            p.grad = before
-        raise
 
 
 class SAM(Optimizer):
@@ -197,7 +167,8 @@ class SAM(Optimizer):
         before = [p.clone() for p in held]
         state = self._before_ascent(tx, held)
         uphill, _ = tx.ascent.update([p.grad for p in params], state, held)
-        with restored(held, before), cleared(type(self).__name__, params):
+        advice = "put fo.accumulate into the recipe"
+        with restored(held, before), cleared(type(self).__name__, params, advice):
             for p, u in zip(held, uphill, strict=True):
                 p.add_(u)
             base.recorded(closure)

@@ -232,3 +232,19 @@ def test_a_closure_without_a_backward_is_refused(name):
     with pytest.raises(RuntimeError, match="left no gradients"):
         MAKE[name][1]([w]).step(lambda: rosenbrock(w))
     assert torch.equal(w, start())
+
+
+@names
+def test_a_closure_that_does_not_clear_the_gradients_is_refused(name):
+    w = nn.Parameter(start())
+    opt = MAKE[name][1]([w])
+
+    def adding() -> Tensor:
+        loss = rosenbrock(w)
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="a closure that does not clear the gradients"):
+        opt.step(adding)
+    assert torch.equal(w, start())
+    assert float(w.grad.abs().max()) < 1e4
