@@ -83,7 +83,7 @@ class GradientFree(OptimizerBase):
     def __init__(
         self, params: ParamsT, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any
     ) -> None:
-        randomness.seed_tensor("GradientFree", seed, torch.device("cpu"))
+        seed = randomness.whole_seed("GradientFree", seed)
         self.recipe = Recipe(method, tx, hyperparameters)
         defaults = {**self.recipe.defaults, "seed": seed}
         driver = self.recipe(defaults)

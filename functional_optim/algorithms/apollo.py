@@ -95,7 +95,7 @@ def scale_by_apollo(
     numeric.check_range("scale_by_apollo", "of 1 or more", growth=growth)
     if isinstance(seed, Tensor):
         raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")
-    randomness.seed_tensor("scale_by_apollo", seed, torch.device("cpu"))
+    seed = randomness.whole_seed("scale_by_apollo", seed)
     hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps, "scale": scale}
     hyper |= {"growth": growth, "update_proj_gap": update_proj_gap}
     across = -1 if scale_type == "channel" else (-2, -1)

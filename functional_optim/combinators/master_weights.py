@@ -110,7 +110,7 @@ def master_weights(
         raise ValueError(f"master_weights has no kind {kind!r}; pass one of {', '.join(KINDS)}.")
     if any(x.rule.storage.weight_codec is not None for x in tx.placements):
         raise ValueError("master_weights got a recipe that has master weights; use it once.")
-    randomness.seed_tensor("master_weights", seed, torch.device("cpu"))
+    seed = randomness.whole_seed("master_weights", seed)
     cells, record, dtype = KINDS[kind]
 
     def init(p: Tensor) -> Any:

@@ -134,7 +134,7 @@ def stored(
             f"{block_size}."
         )
     if seed is not None:
-        randomness.seed_tensor("stored", seed, torch.device("cpu"))
+        seed = randomness.whole_seed("stored", seed)
     explicit = isinstance(storage, Mapping)
     given = storage if isinstance(storage, Mapping) else {"*": storage}
     patterns = [(x, _kind(kind)) for x, kind in given.items()]

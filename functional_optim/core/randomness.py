@@ -17,6 +17,7 @@ https://doi.org/10.1214/aoms/1177706645.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -214,12 +215,27 @@ def several(
     ]
 
 
-def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
-    """A seed as a new 0-dim int64 tensor. name: the caller, for errors.
+def whole_seed(name: str, seed: Any) -> int:
+    """A seed as a Python integer. name: the caller, for errors.
 
     Raises:
         TypeError: if the seed is not an integer.
         ValueError: if it has more than 64 bits.
+    """
+    try:  # torch.compile would make a constant of the index
+        number = seed if isinstance(seed, int) else operator.index(seed)
+    except TypeError:
+        raise TypeError(f"{name} needs an integer as its seed, but got {seed!r}.") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} needs a seed in [-2⁶³, 2⁶³), but got {seed}.")
+    return number
+
+
+def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
+    """A seed as a new 0-dim int64 tensor. name: the caller, for errors.
+
+    Raises:
+        TypeError, ValueError: as `whole_seed`.
     """
     if isinstance(seed, Tensor):
         if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
@@ -228,8 +244,4 @@ def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
                 f"shape {tuple(seed.shape)}; for an ensemble call it under torch.vmap."
             )
         return seed.detach().to(device=device, dtype=torch.int64).reshape(()).clone()
-    if not isinstance(seed, int):
-        raise TypeError(f"{name} needs an integer as its seed, but got {seed!r}.")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"{name} needs a seed in [-2⁶³, 2⁶³), but got {seed}.")
-    return torch.full((), seed, dtype=torch.int64, device=device)
+    return torch.full((), whole_seed(name, seed), dtype=torch.int64, device=device)

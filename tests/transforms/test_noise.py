@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from gpu.drivers import Host, installed
@@ -445,3 +446,31 @@ def test_noisy_sgd_is_sgd_on_noisy_gradients(gamma, given):
     assert_close(moved, expected, 1e-12)
     quiet, _ = run(fo.noisy_sgd(0.1, eta=0.0, maximize=True), params, grads)
     assert_close(quiet, run(fo.sgd(0.1, maximize=True), params, grads)[0], 1e-12)
+
+
+# ---------------------------------------------------------------- seeds
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: fo.add_noise(0.3, 0.5, seed),
+        lambda seed: fo.stored(fo.adam(), "int8", min_size=1, seed=seed),
+        lambda seed: fo.master_weights(fo.adam(), "stochastic", seed=seed),
+        lambda seed: fo.apollo(rank=1, seed=seed),
+    ],
+)
+def test_seeds_of_numpy_are_integers(make):
+    params = {"w": torch.ones(4, 6, dtype=torch.bfloat16)}
+    grads = make_grads(params, 3)
+    for seed in (5, -(2**63)):
+        expected = run(make(seed), params, grads)
+        assert_same(run(make(np.int64(seed)), params, grads), expected)
+        assert_same(run(make(np.array(seed)), params, grads), expected)
+
+
+def test_the_other_seeds_take_integers_of_numpy():
+    faults = fo.replicas.random_faults
+    assert faults(np.int64(5), replicas=2, until=4) == faults(5, replicas=2, until=4) != ()
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = adapters.GradientFree([p], fo.search.snes(4, 0.1), seed=np.int32(3))
+    assert type(opt.param_groups[0]["seed"]) is int  # as torch.load reads it
+    assert fo.replicas.Simulation(2, seed=np.int64(1)).run(lambda s: 1).returned

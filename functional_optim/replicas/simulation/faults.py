@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -152,7 +153,7 @@ def random_faults(
         Delay(rank=1, step=0, point='after decide', seconds=0.2005)
         Kill(rank=0, step=1, point='before start', restart=0.0124, unless_last=True)
     """
-    rng = random.Random(seed)
+    rng = random.Random(operator.index(seed))
 
     def seconds() -> float:
         return round(longest * 1000 ** -rng.random(), 4)

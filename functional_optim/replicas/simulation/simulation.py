@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
@@ -199,7 +200,8 @@ class _Run:
         self.returned: dict[int, Any] = {}
         self.baton = Baton(plan.limit)
         rules = {name: getattr(plan, name) for name in RULES}
-        self.group = Group(self.baton, random.Random(plan.seed), self.strike, **rules)
+        rng = random.Random(operator.index(plan.seed))
+        self.group = Group(self.baton, rng, self.strike, **rules)
 
     def result(self) -> SimulationResult:
         for rank in range(self.plan.replicas):
