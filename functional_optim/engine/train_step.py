@@ -390,6 +390,8 @@ def _scales_inside(state: Any) -> bool:
 def micro_batches(batch: Any, parts: int) -> list[Any]:
     """A batch cut along the first dimension of its tensors; what is not a tensor goes into each.
 
+    batch: a pair of the positional and the named arguments.
+
     Raises:
         ValueError: for tensors that cannot be cut into so many equal parts, or do not belong to the
             same samples.
@@ -404,10 +406,11 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
         if not isinstance(x, Tensor):
             return x
         if not x.dim() or x.shape[0] % parts:
+            at = next(path for path, y in tree.items(batch) if y is x).partition(".")[2]
+            advice = f"batches whose size is a multiple of {parts}" if x.dim() else "a number"
             raise ValueError(
                 f"accumulate={parts} cuts the first dimension of each tensor of a batch into equal "
-                f"parts, but got one of shape {tuple(x.shape)}; pass batches whose size is a "
-                f"multiple of {parts}."
+                f"parts, but {at!r} of the batch has shape {tuple(x.shape)}; pass {advice}."
             )
         size = x.shape[0] // parts
         return x[i * size : (i + 1) * size].clone()  # a view with an offset is compiled separately

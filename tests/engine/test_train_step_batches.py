@@ -25,8 +25,13 @@ def loss_fn(p, *batch):
         ((UserDict(x=X.numpy(), y=1.0), Y), "those in a UserDict; pass a dict of tensors"),
         ((UserDict(x=UserDict(x=[X])), Y), "those in a UserDict; pass a dict of tensors"),
         ((X, Y, WEIGHTS.numpy()), "those in a ndarray; pass a dict of tensors"),
+        (({"x": X, "y": Y, "scale": WEIGHTS[0]},), r"'0.scale' of the batch .* \(\); pass a num"),
+        ((X[:6], Y[:6]), r"'0' of the batch has shape \(6, 4\); pass batches .* multiple of 4"),
     ],
-    ids=["a weight for each output", "a mapping", "its array", "one in another", "an array"],
+    ids=[
+        *("a weight for each output", "a mapping", "its array", "one in another", "an array"),
+        *("a number", "another size"),
+    ],
 )
 def test_a_batch_that_micro_batches_would_not_share_is_refused(batch, says):
     """Weights of outputs were cut with the samples, and an unknown mapping was in each part."""
