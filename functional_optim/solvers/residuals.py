@@ -153,6 +153,8 @@ def as_vector(value: Any) -> Tensor:
         TypeError: for other values than real floating-point tensors.
         ValueError: without residuals.
     """
+    if value is None:
+        raise TypeError("the function returned None; return its residuals, a tensor.")
     leaves = [value] if isinstance(value, Tensor) else tree.leaves(value)
     for x in leaves:
         if not isinstance(x, Tensor) or not x.is_floating_point():

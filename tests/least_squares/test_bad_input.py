@@ -45,6 +45,7 @@ RAISED = {
     "empty": (ValueError, "no elements", (rosenbrock, torch.empty(0)), {}),
     "complex residuals": (TypeError, "view_as_real", (lambda x: x + 1j, AT), {}),
     "no residuals": (ValueError, "without elements", (lambda x: x[:0], AT), {}),
+    "nothing": (TypeError, "returned None; return its", (lambda x: None, AT), {}),
     "a number": (TypeError, "returned a float", (lambda x: 1.0, AT), {}),
     "nan at x0": (ValueError, "not finite at x0", (lambda x: x * NAN, AT), {}),
     "inf at x0": (ValueError, "not finite at x0", (lambda x: x / 0, AT), {}),
