@@ -59,7 +59,7 @@ def fill_state(
     if not (optimizer.counts_steps or any(tx.layout.slots) or any(tx.layout.carry)):
         return
     mine = optimizer.state[p]
-    _check_numbers(name, mine, [*tx.carried, *(["step"] if optimizer.counts_steps else [])])
+    check_numbers(name, mine, [*tx.carried, *(["step"] if optimizer.counts_steps else [])])
     if optimizer.counts_steps and "step" not in mine:
         made.append((p, "step"))
         mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0, device))
@@ -118,15 +118,20 @@ def noise_places(optimizer: OptimizerBase, k: int, tx: Leafwise) -> dict[Tensor,
     return found
 
 
-def _check_numbers(name: str, state: Any, keys: Iterable[str]) -> None:
-    """Raise TypeError for a state that is not a dict, or in which a scalar is not a number."""
+def check_numbers(
+    name: str, state: Any, keys: Iterable[str], counts: Sequence[str] = ("step",)
+) -> None:
+    """Raise TypeError for a state that is not a dict, or in which a scalar is not a number.
+
+    counts: keys whose values may be Python numbers.
+    """
     if not isinstance(state, MutableMapping):
         raise TypeError(
             f"the state of parameter {name!r} is a {type(state).__name__}, not a dict; delete the "
             "entry from opt.state, and the next step begins it again."
         )
     for key, x in [(key, state[key]) for key in keys if key in state]:
-        counted = key == "step" and isinstance(x, (int, float))
+        counted = key in counts and isinstance(x, (int, float))
         number = isinstance(x, Tensor) and x.numel() == 1 and x.dtype is not torch.bool
         if not counted and not number:
             raise TypeError(

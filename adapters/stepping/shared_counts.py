@@ -17,7 +17,12 @@ from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
-from functional_optim.adapters.stepping.leaves import Changes, begin_state, noise_places
+from functional_optim.adapters.stepping.leaves import (
+    Changes,
+    begin_state,
+    check_numbers,
+    noise_places,
+)
 from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.numbers import tensor_of
@@ -34,6 +39,7 @@ STEPS = "optimizer_step"
 with a gradient in all steps had one; otherwise the largest `step` is the count. A saved state of an
 optimizer with shared rules always has it: torch loads only keys that a new optimizer saves, too."""
 
+COUNTS = "step", STEPS
 
 Keys: TypeAlias = tuple[str, ...]
 
@@ -43,7 +49,7 @@ Parts: TypeAlias = Sequence[tuple[int, Leafwise]]
 
 def counts_in(states: Iterable[dict[str, Any]]) -> list[Any]:
     """The counts of steps in some states; the largest one is that of the optimizer."""
-    return [mine[key] for mine in states for key in ("step", STEPS) if key in mine]
+    return [mine[key] for mine in states for key in COUNTS if key in mine]
 
 
 class Holder(NamedTuple):
@@ -156,6 +162,9 @@ class SharedCounts:
                         self.rules.append(new)
                     self.rules[place].groups[k] = slots
         self.counts_steps = found and optimizer.counts_steps
+        for k in self.counted if self.counts_steps else ():
+            for name, p in named(optimizer.param_groups[k]):
+                check_numbers(name, optimizer.state.get(p) or {}, COUNTS, COUNTS)
         self.gather()
 
     def _place(self, new: SharedRule) -> int:

@@ -77,12 +77,16 @@ def changed(opt: Any, **hyper: Any) -> None:
         opt.step()
 
 
-def written(**state: Any) -> None:
+def written(recipe: Any = fo.nadam, **state: Any) -> None:
     """A step with other entries in the state, or with another state."""
-    changed(opt := adapters.NAdam([p()], compile=False))
+    changed(opt := adapters.Optimizer([p()], recipe, compile=False))
     (w,) = opt.state
     opt.state[w] = state["all"] if "all" in state else {**opt.state[w], **state}
     changed(opt)
+
+
+def gated() -> Any:
+    return fo.apply_if_finite(fo.adam(), 3)
 
 
 def scheduled(opt: Any) -> Any:
@@ -161,6 +165,8 @@ TYPES = [
     (lambda: changed(of(fo.adamw), lr="x", weight_decay=-1.0), "as lr, but got 'x'"),
     (lambda: written(step=None), "'step' in the state of parameter '0' is a NoneType; put a 0-dim"),
     (lambda: written(step=torch.ones(2)), "is a tensor of float32, shape (2,); put a 0-dim"),
+    (lambda: written(gated, step=torch.ones(2)), "'step' in the state of parameter '0' is a tens"),
+    (lambda: written(gated, optimizer_step=torch.ones(2)), "'optimizer_step' in the state of par"),
     (lambda: written(step=torch.tensor(True)), "'0' is a tensor of bool, shape (); put a 0-dim"),
     (lambda: written(mu_product=0.5), "'mu_product' in the state of parameter '0' is a float; put"),
     (lambda: written(all=[1]), "the state of parameter '0' is a list, not a dict; delete"),
