@@ -119,6 +119,23 @@ class Optimizer(OptimizerBase):
         super().__init__(given, defaults)
         self._check_selections()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise TypeError for a recipe that is not one of such an optimizer."""
+        if name == "recipe":
+            groups = vars(self).get("param_groups", ())
+            if not isinstance(value, ByReference):
+                given = f"got a {type(value).__name__}"
+            else:
+                lacking = [x for x in value.names if any(x not in group for group in groups)]
+                given = f"a parameter group has no {lacking[0]}" if lacking else ""
+            if given:
+                raise TypeError(
+                    "an optimizer takes the recipe of another one with the same hyperparameters, "
+                    f"but {given}; assign opt.recipe = Optimizer(params, recipe, ...).recipe, or "
+                    "use that optimizer."
+                )
+        super().__setattr__(name, value)
+
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""
         tx = self.recipe(group)

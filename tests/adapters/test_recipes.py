@@ -81,6 +81,26 @@ def test_another_recipe_counts_at_the_next_step(compile):
     assert_same(run(replaced), run(loaded))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        (fo.adamw, "with the same hyperparameters, but got a function; assign opt.recipe = Opt"),
+        (None, "but got a NoneType"),
+        (adapters.Optimizer([torch.ones(1)], fo.adamw).recipe, "a parameter group has no betas"),
+    ],
+    ids=["function", "none", "other"],
+)
+def test_a_recipe_that_is_not_of_an_optimizer_is_not_taken(recipe, says):
+    """A function failed in the step, as if it had been called with parameters."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.Optimizer([w], fo.sgd, lr=0.1, compile=False)
+    with pytest.raises(TypeError, match=says):
+        opt.recipe = recipe
+    w.grad = torch.ones(2)
+    opt.step()
+    assert torch.equal(w, torch.full((2,), 0.9))
+
+
 def test_a_group_without_names_beside_groups_with_names_is_told_what_to_pass():
     """As finetuning callbacks add one."""
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
