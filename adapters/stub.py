@@ -13,7 +13,7 @@ from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.state.recipes import check_iterable
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype
-from functional_optim.transforms import set_to_zero
+from functional_optim.transforms.scaling import set_to_zero
 
 READ = {"lr": 0.0, "weight_decay": 0.0}
 """Keys that trainers and schedulers read from every parameter group."""

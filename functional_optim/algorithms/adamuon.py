@@ -21,7 +21,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import sign
+from functional_optim.transforms.normalizing import sign
 from functional_optim.transforms.orthogonal import matrix_rule, polar_factor
 from functional_optim.transforms.rules import root, zeros
 

@@ -17,9 +17,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import proximal_step
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.rules import SQUARES, root, zeros
+from functional_optim.transforms.weight_decay import proximal_step
 
 
 class AdanSlots(NamedTuple):

@@ -18,9 +18,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.rules import SQUARES, zeros
-from functional_optim.transforms.scaling import after_the_first, signed
+from functional_optim.transforms.scaling import after_the_first, scale_by_lr, signed
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 @factory

@@ -19,8 +19,8 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
-from functional_optim.transforms import add_decayed_weights
 from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 class EtaCarry(NamedTuple):

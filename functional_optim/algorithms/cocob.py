@@ -18,9 +18,9 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
-from functional_optim.transforms import add_decayed_weights, apply_delta
 from functional_optim.transforms.rules import zeros
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.scaling import apply_delta, signed
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 class CocobSlots(NamedTuple):

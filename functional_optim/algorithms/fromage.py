@@ -16,7 +16,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.transforms import keep_norms_within, scale_by_trust_ratio
+from functional_optim.transforms.normalizing import scale_by_trust_ratio
+from functional_optim.transforms.norms import keep_norms_within
 from functional_optim.transforms.scaling import check_lr, signed
 
 

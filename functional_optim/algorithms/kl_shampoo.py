@@ -20,9 +20,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import identity
-from functional_optim.transforms import in_basis, kl_basis, step_then_decay
-from functional_optim.transforms.bases import Refresh
+from functional_optim.transforms.bases import Refresh, kl_basis
+from functional_optim.transforms.in_basis import in_basis
 from functional_optim.transforms.scaling import after_the_first
+from functional_optim.transforms.weight_decay import step_then_decay
 
 
 @factory

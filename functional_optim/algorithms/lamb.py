@@ -20,15 +20,14 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.scalars import given
-from functional_optim.transforms import (
-    add_decayed_weights,
-    clip_by_global_norm,
+from functional_optim.transforms.clipping import clip_by_global_norm
+from functional_optim.transforms.normalizing import (
     clip_by_trust_ratio,
-    scale_by_lr,
     scale_by_trust_ratio,
+    trust_ratio,
 )
-from functional_optim.transforms.normalizing import trust_ratio
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.scaling import scale_by_lr, signed
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 @factory

@@ -18,7 +18,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.modes import differentiable
 from functional_optim.core.storage import Storage
-from functional_optim.transforms import add_decayed_weights
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 class MadgradSlots(NamedTuple):

@@ -15,8 +15,8 @@ from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.transforms import variance_reduction
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.variance_reduction import variance_reduction
 
 
 def _by_dimensions(path: str, p: Tensor) -> str:

@@ -18,9 +18,8 @@ from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import orthogonalize
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.orthogonal import Scale
+from functional_optim.transforms.orthogonal import Scale, orthogonalize
 from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
 

@@ -14,7 +14,8 @@ from functional_optim.algorithms.sgd import sgd
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.transforms import add_noise, differentially_private_aggregate
+from functional_optim.transforms.noise import add_noise
+from functional_optim.transforms.privacy import differentially_private_aggregate
 
 
 @factory

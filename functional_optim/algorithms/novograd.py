@@ -20,9 +20,10 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import compute_dtype
-from functional_optim.transforms import add_decayed_weights, trace
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.momentum import trace
 from functional_optim.transforms.rules import SQUARES
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 class NovogradSlots(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.transforms import scale_by_polyak
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.polyak import scale_by_polyak
 
 
 @factory

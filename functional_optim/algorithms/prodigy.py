@@ -20,9 +20,9 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage, wide_dtype
-from functional_optim.transforms import add_decayed_weights
 from functional_optim.transforms.rules import of_model, root
 from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 
 class ProdigySlots(NamedTuple):

@@ -26,8 +26,9 @@ from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.core.views import MATRICES
 from functional_optim.linalg import symmetric_product, triangular_product, triangular_times
-from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.averaging import ema
+from functional_optim.transforms.scaling import check_lr, scale_by_lr
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 MemorySaveMode = Literal["smart_one_diag", "one_diag", "all_diag"] | None
 """Sides that have a diagonal factor independently of their size: see `scale_by_psgd_kron`."""

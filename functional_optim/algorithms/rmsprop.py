@@ -18,8 +18,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.storage import Storage
-from functional_optim.transforms import trace
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.momentum import trace
 from functional_optim.transforms.rules import root, zeros
 
 

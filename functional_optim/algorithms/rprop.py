@@ -18,8 +18,7 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
-from functional_optim.transforms import scale
-from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.transforms.scaling import check_lr, scale, signed
 
 
 class RpropSlots(NamedTuple):

@@ -28,9 +28,9 @@ from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
 from functional_optim.core.views import MATRICES, TENSORS
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.scaling import check_lr, scale, scale_by_lr
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 Norm = Literal["auto", "spectral", "spectral_conv", "sign", "col", "row", "bias_rms"]
 """The norm of a layer's ball, see `scale_by_scion`."""

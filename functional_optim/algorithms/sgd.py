@@ -11,8 +11,8 @@ from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import identity
-from functional_optim.transforms import trace
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.momentum import trace
 
 
 @factory

@@ -30,11 +30,12 @@ from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.core.views import MATRICES, TENSORS, Merged
 from functional_optim.linalg import eigh, tell_not_finite
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
 from functional_optim.transforms.bases import Refresh
+from functional_optim.transforms.momentum import trace
 from functional_optim.transforms.rules import root
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.scaling import check_lr, scale_by_lr
 from functional_optim.transforms.sides import behind, each_behind, for_each, gram, turned
+from functional_optim.transforms.weight_decay import add_decayed_weights
 
 Grafting = Literal["sgd", "adagrad", "rmsprop", "adam"] | None
 """The source of the length of steps."""

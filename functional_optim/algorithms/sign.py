@@ -18,8 +18,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import ema, sign
+from functional_optim.transforms.averaging import ema
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.normalizing import sign
 from functional_optim.transforms.rules import zeros
 
 

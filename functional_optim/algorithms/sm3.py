@@ -19,8 +19,9 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
-from functional_optim.transforms import ema, scale
+from functional_optim.transforms.averaging import ema
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.scaling import scale
 
 MOST = 5
 """The largest number of dimensions: that of kernels of 3-D convolutions."""

@@ -22,15 +22,10 @@ from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage
 from functional_optim.core.views import TENSORS
-from functional_optim.transforms import (
-    Basis,
-    in_basis,
-    scale_by_schedule,
-    shampoo_basis,
-    step_then_decay,
-)
-from functional_optim.transforms.bases import Refresh
-from functional_optim.transforms.scaling import after_the_first
+from functional_optim.transforms.bases import Basis, Refresh, shampoo_basis
+from functional_optim.transforms.in_basis import in_basis
+from functional_optim.transforms.scaling import after_the_first, scale_by_schedule
+from functional_optim.transforms.weight_decay import step_then_decay
 
 
 @factory
