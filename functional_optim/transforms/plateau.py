@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -68,8 +67,8 @@ def reduce_on_plateau(
     scale has an error of about 1e-8.
 
     Raises:
-        ValueError: for hyperparameters out of range, or if rtol and atol are both 0; from update,
-            if the value is missing or has more than one element.
+        ValueError: for hyperparameters out of range, or if rtol and atol are both 0.
+        TypeError: from update, if the value is missing or has more than one element.
 
     Example::
 
@@ -94,20 +93,11 @@ def reduce_on_plateau(
         )
 
     def scalars(
-        t,
-        carry,
-        *,
-        factor,
-        patience,
-        rtol,
-        atol,
-        cooldown,
-        accumulation_size,
-        min_scale,
-        value=None,
+        t, carry, *, factor, patience, rtol, atol, cooldown, accumulation_size, min_scale, value
     ):
         count = carry.count + 1
-        mean = carry.avg_value + (_number(value) - carry.avg_value) / count
+        value = numeric.float64(value.detach() if isinstance(value, Tensor) else value)
+        mean = carry.avg_value + (value - carry.avg_value) / count
         full = count >= accumulation_size
 
         best = carry.best_value
@@ -140,25 +130,3 @@ def reduce_on_plateau(
     hyper |= {"cooldown": cooldown, "accumulation_size": count, "min_scale": min_scale}
     name, runs = "reduce_on_plateau", Runs(shared=True)
     return leafwise(None, times, scalars, carry=carry, hyper=hyper, runs=runs, name=name)
-
-
-def _number(value: Any) -> Any:
-    """The value without a gradient, in float64."""
-    if value is None:
-        raise ValueError(
-            "reduce_on_plateau needs the value that it follows: call update(grads, state, params, "
-            "value=loss), or opt.step(closure) on an optimizer object."
-        )
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(
-                "reduce_on_plateau needs one number as its value, but got a tensor of shape "
-                f"{tuple(value.shape)}; pass its mean, or call update under torch.vmap."
-            )
-        value = value.detach()
-    elif not isinstance(value, Real):
-        raise TypeError(
-            "reduce_on_plateau needs one number as its value, but got a "
-            f"{type(value).__name__}; pass value=loss."
-        )
-    return numeric.float64(value)
