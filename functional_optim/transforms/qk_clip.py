@@ -56,7 +56,32 @@ def qk_clip(
         >>> w_q[:, 0]
         tensor([1.0000, 1.0000, 0.5000, 0.5000])
     """
-    of_queries, of_keys = _factors(w_q, w_k, max_logits, tau, alpha, key_heads)
+    numeric.check_range("qk_clip", "positive", tau=tau)
+    numeric.check_range("qk_clip", "in [0, 1]", alpha=alpha)
+    for name, x in {"w_q": w_q, "w_k": w_k, "max_logits": max_logits}.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"qk_clip needs a tensor for {name}, but got a {type(x).__name__}.")
+    if max_logits.dim() != 1 or len(max_logits) == 0:
+        raise ValueError(
+            "qk_clip needs the largest logit of each head, a vector, but got a tensor of shape "
+            f"{tuple(max_logits.shape)}."
+        )
+    heads = len(max_logits)
+    key_heads = heads if key_heads is None else key_heads
+    numeric.check_count("qk_clip", 1, key_heads=key_heads)
+    size = w_q.shape[0] // heads
+    fits = w_q.shape[0] == heads * size and w_k.shape[0] == key_heads * size
+    if heads % key_heads or not fits:
+        raise ValueError(
+            f"qk_clip got {heads} heads of queries and {key_heads} of keys, for projections "
+            f"to {w_q.shape[0]} and {w_k.shape[0]} outputs; heads of keys must divide those of "
+            "queries, and outputs be of one size in all of them."
+        )
+    most = max_logits.float() if max_logits.dtype.itemsize < 4 else max_logits
+    over = most.isfinite() & (most > tau)
+    gamma = torch.where(over, tau / torch.where(over, most, 1.0), 1.0)
+    shared = gamma.reshape(key_heads, -1).amin(1)
+    of_queries, of_keys = _of_rows(gamma**alpha, w_q), _of_rows(shared ** (1 - alpha), w_k)
     return (w_q * of_queries).to(w_q.dtype), (w_k * of_keys).to(w_k.dtype)
 
 
@@ -103,46 +128,9 @@ def qk_clip_(
         >>> most.max().item() > 100 and q.weight.norm().item() < before
         True
     """
-    of_queries, of_keys = _factors(w_q, w_k, max_logits, tau, alpha, key_heads)
-    w_q.copy_(w_q * of_queries)
-    w_k.copy_(w_k * of_keys)
-
-
-def _factors(
-    w_q: Tensor,
-    w_k: Tensor,
-    max_logits: Tensor,
-    tau: float | Tensor,
-    alpha: float | Tensor,
-    key_heads: int | None,
-) -> tuple[Tensor, Tensor]:
-    """The factors of both projections."""
-    numeric.check_range("qk_clip", "positive", tau=tau)
-    numeric.check_range("qk_clip", "in [0, 1]", alpha=alpha)
-    for name, x in {"w_q": w_q, "w_k": w_k, "max_logits": max_logits}.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"qk_clip needs a tensor for {name}, but got a {type(x).__name__}.")
-    if max_logits.dim() != 1 or len(max_logits) == 0:
-        raise ValueError(
-            "qk_clip needs the largest logit of each head, a vector, but got a tensor of shape "
-            f"{tuple(max_logits.shape)}."
-        )
-    heads = len(max_logits)
-    key_heads = heads if key_heads is None else key_heads
-    numeric.check_count("qk_clip", 1, key_heads=key_heads)
-    size = w_q.shape[0] // heads
-    fits = w_q.shape[0] == heads * size and w_k.shape[0] == key_heads * size
-    if heads % key_heads or not fits:
-        raise ValueError(
-            f"qk_clip got {heads} heads of queries and {key_heads} of keys, for projections "
-            f"to {w_q.shape[0]} and {w_k.shape[0]} outputs; heads of keys must divide those of "
-            "queries, and outputs be of one size in all of them."
-        )
-    most = max_logits.float() if max_logits.dtype.itemsize < 4 else max_logits
-    over = most.isfinite() & (most > tau)
-    gamma = torch.where(over, tau / torch.where(over, most, 1.0), 1.0)
-    shared = gamma.reshape(key_heads, -1).amin(1)
-    return _of_rows(gamma**alpha, w_q), _of_rows(shared ** (1 - alpha), w_k)
+    found = qk_clip(w_q, w_k, max_logits, tau, alpha, key_heads=key_heads)
+    for w, new in zip((w_q, w_k), found, strict=True):
+        w.copy_(new)
 
 
 def _of_rows(of_heads: Tensor, w: Tensor) -> Tensor:
