@@ -164,14 +164,9 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
             moved |= {key: _reordered(moved[key], i, order) for key in sizes}
         return u, put(x._replace(**moved), 1)
 
-    def variant(t, every, turn):
-        return numeric.where(t == 1, 0, numeric.where((t - 1) % every == turn, 2, 1))
-
-    def together(t, *, precondition_frequency):
-        return variant(t, precondition_frequency, 0)
-
-    def spread(t, *, precondition_frequency, turn):
-        return variant(t, precondition_frequency, turn)
+    def choose(t, *, precondition_frequency, turn=0):
+        due = (t - 1) % precondition_frequency == turn
+        return numeric.where(t == 1, 0, numeric.where(due, 2, 1))
 
     eigenvalues = [key for key in kept if key.endswith("eigenvalues")]
     started = tuple([key for key in basis.made_first if key in kept])
@@ -181,7 +176,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         scalars,
         hyper=hyper,
         runs=Runs(
-            choose=together if basis.turns is None else spread,
+            choose=choose,
             turns=basis.turns,
             start=(begin, started) if started else None,
             batched=True,
