@@ -18,9 +18,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.rules import SQUARES, zeros
-from functional_optim.transforms.scaling import after_the_first, scale_by_lr, signed
-from functional_optim.transforms.weight_decay import add_decayed_weights
+from functional_optim.transforms.scaling import after_the_first
 
 
 @factory
@@ -126,8 +126,6 @@ def adopt(
         >>> w
         tensor([0.9000, 1.1000])
     """
-    sign, adapt = signed(maximize), scale_by_adopt(betas, eps, clip_exponent)
-    decay, descend = add_decayed_weights(weight_decay), scale_by_lr(lr)
-    if not decoupled_weight_decay:
-        return chain(sign, decay, adapt, descend)
-    return chain(sign, adapt, decay, after_the_first(), descend)  # decay also starts later
+    adapt, decoupled = scale_by_adopt(betas, eps, clip_exponent), decoupled_weight_decay
+    step = descent(adapt, lr, weight_decay, decoupled=decoupled, maximize=maximize)
+    return chain(step, after_the_first()) if decoupled else step  # decay also starts later

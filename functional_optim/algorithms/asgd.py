@@ -18,7 +18,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr, signed
 from functional_optim.transforms.weight_decay import add_decayed_weights
 
@@ -97,9 +98,6 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         tensor([3.])
     """
 
-    def init(p: Tensor) -> AsgdSlots:
-        return AsgdSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
-
     def scalars(t, carry, *, t0):
         return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - t0))
 
@@ -110,7 +108,7 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         return u, AsgdSlots(p.clone() if mu == 1 else slots.ax.lerp(p, mu))
 
     return leafwise(
-        init,
+        zeros(AsgdSlots, wide=True),
         update,
         scalars,
         carry=MuCarry(1.0),

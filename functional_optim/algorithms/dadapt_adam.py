@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -25,8 +24,7 @@ from functional_optim.algorithms.prodigy import (
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms.rules import SQUARES, of_model, root
+from functional_optim.transforms.rules import SQUARES, of_model, root, zeros
 
 
 class DadaptSlots(NamedTuple):
@@ -79,9 +77,6 @@ def scale_by_dadapt_adam(
     check_numbers("dadapt_adam", lr, eps, weight_decay, d0, growth_rate)
     pair = check_betas(betas)
 
-    def init(p: Tensor) -> DadaptSlots:
-        return DadaptSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(3)])
-
     def before(t, carry, *, lr, betas, eps, d0):
         d = numeric.where(carry.d == 0, d0, carry.d)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
@@ -119,6 +114,7 @@ def scale_by_dadapt_adam(
     hyper: dict[str, Any] = {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay}
     hyper |= {"d0": d0, "growth_rate": growth_rate}
     rest = {"before": before, "carry": DadaptCarry(0, 0), "hyper": hyper, "storage": SQUARES}
+    init = zeros(DadaptSlots, wide=True)
     return of_model("scale_by_dadapt_adam", init, update, scalars, reduce, **rest)
 
 

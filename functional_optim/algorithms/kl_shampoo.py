@@ -12,18 +12,13 @@ from typing import Any
 import torch
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
 from functional_optim.algorithms.muon import matrix_momentum
-from functional_optim.algorithms.soap import adam_in, unit_rms
-from functional_optim.combinators.as_matrix import Views, seen
+from functional_optim.algorithms.soap import late_descent, turned_back
+from functional_optim.combinators.as_matrix import Views
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import identity
 from functional_optim.transforms.bases import Refresh, kl_basis
-from functional_optim.transforms.in_basis import in_basis
-from functional_optim.transforms.scaling import after_the_first
-from functional_optim.transforms.weight_decay import step_then_decay
 
 
 @factory
@@ -90,8 +85,8 @@ def kl_soap(
     b1, b2 = check_betas(betas)
     beta = b2 if shampoo_beta is None else shampoo_beta
     basis = kl_basis(beta, precondition_frequency, init_factor, max_clamp_value, refresh=refresh)
-    adapt = adam_in(basis, (b1, b2), eps, normalize_grads)
-    return seen(chain(adapt, step_then_decay(lr, weight_decay), after_the_first()), views)
+    adapt = turned_back(basis, scale_by_adam((b1, b2), eps, debias=False), normalize_grads)
+    return late_descent(adapt, lr, weight_decay, views)
 
 
 @factory
@@ -159,12 +154,5 @@ def kl_shampoo(
     basis = kl_basis(
         shampoo_beta, precondition_frequency, init_factor, max_clamp_value, eps, refresh=refresh
     )
-    return seen(
-        chain(
-            in_basis(basis, matrix_momentum("kl_shampoo", momentum, nesterov=False)),
-            unit_rms() if normalize_grads else identity(),
-            step_then_decay(lr, weight_decay),
-            after_the_first(),
-        ),
-        views,
-    )
+    average = matrix_momentum("kl_shampoo", momentum, nesterov=False)
+    return late_descent(turned_back(basis, average, normalize_grads), lr, weight_decay, views)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -17,8 +16,8 @@ from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.storage import Storage, wide_dtype
-from functional_optim.transforms.rules import SQUARES, of_model, root
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.rules import SQUARES, of_model, root, zeros
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -99,9 +98,6 @@ def momo(
     numeric.check_range("momo", "of 0 or more", weight_decay=weight_decay)
     numeric.check_range("momo", "in [0, 1)", beta=beta)
 
-    def init(p: Tensor) -> MomoSlots:
-        return MomoSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
-
     def before(t, carry, *, beta):
         return (1 - beta if bias_correction else numeric.where(t == 1, 1.0, 1 - beta),)
 
@@ -113,7 +109,7 @@ def momo(
         return 1 - beta**t if bias_correction else 1.0
 
     hyper = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "lb": lb}
-    return _model_step("momo", init, before, averages, rho, hyper, use_fstar)
+    return _model_step("momo", MomoSlots, before, averages, rho, hyper, use_fstar)
 
 
 @factory
@@ -162,9 +158,6 @@ def momo_adam(
     numeric.check_range("momo_adam", "of 0 or more", weight_decay=weight_decay)
     numeric.check_range(None, "of 0 or more", eps=eps)
 
-    def init(p: Tensor) -> MomoAdamSlots:
-        return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])
-
     def before(t, carry, *, betas, eps):
         root = numeric.sqrt(1 - betas[1] ** t)
         return 1 - betas[0], 1 - betas[1], root, root * eps
@@ -180,12 +173,12 @@ def momo_adam(
 
     hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
     hyper |= {"weight_decay": weight_decay, "lb": lb}
-    return _model_step("momo_adam", init, before, averages, rho, hyper, use_fstar, SQUARES)
+    return _model_step("momo_adam", MomoAdamSlots, before, averages, rho, hyper, use_fstar, SQUARES)
 
 
 def _model_step(
     name: str,
-    init: Any,
+    slots: type,
     before: Any,
     averages: Any,
     rho: Any,
@@ -231,4 +224,4 @@ def _model_step(
 
     carry = MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0)
     rest = {"before": before, "carry": carry, "hyper": hyper, "storage": storage}
-    return of_model(name, init, update, scalars, reduce, **rest)
+    return of_model(name, zeros(slots, wide=True), update, scalars, reduce, **rest)

@@ -86,17 +86,21 @@ def scale_by_soap(
         a, b = numeric.at(b1, t), numeric.at(b2, t)
         return numeric.sqrt(1 - numeric.power(b, n)) / (1 - numeric.power(a, n))
 
-    parts = [adam_in(basis, (b1, b2), eps, normalize_grads)]
-    if correct_bias:
-        parts.append(scale_by_schedule(correction))
-    return Leafwise(tuple([x for part in parts for x in part.placements]))
+    turned = turned_back(basis, scale_by_adam((b1, b2), eps, debias=False), normalize_grads)
+    corrected = scale_by_schedule(correction) if correct_bias else identity()
+    return Leafwise((*turned.placements, *corrected.placements))
 
 
-def adam_in(basis: Basis, betas: Betas, eps: numeric.Hyper, normalize_grads: bool) -> Leafwise:
-    """Adam in a basis, without bias correction."""
-    turned = in_basis(basis, scale_by_adam(betas, eps, debias=False))
-    parts = (turned, unit_rms() if normalize_grads else identity())
-    return Leafwise(tuple([x for part in parts for x in part.placements]))
+def turned_back(basis: Basis, inner: Leafwise, normalize_grads: bool) -> GradientTransformation:
+    """The update of rules in a basis; normalize_grads: divided by its root mean square."""
+    return chain(in_basis(basis, inner), unit_rms() if normalize_grads else identity())
+
+
+def late_descent(
+    adapt: GradientTransformation, lr: numeric.Hyper, weight_decay: numeric.Hyper, views: Any
+) -> GradientTransformation:
+    """The chain around a rule whose first step only begins its basis."""
+    return seen(chain(adapt, step_then_decay(lr, weight_decay), after_the_first()), views)
 
 
 def unit_rms() -> Leafwise:
@@ -181,4 +185,4 @@ def soap(
         betas, eps, precondition_frequency, max_precond_dim, normalize_grads, correct_bias,
         shampoo_beta=shampoo_beta, merge_dims=merge_dims, refresh=refresh,
     )  # fmt: skip
-    return seen(chain(adapt, step_then_decay(lr, weight_decay), after_the_first()), views)
+    return late_descent(adapt, lr, weight_decay, views)

@@ -11,17 +11,21 @@ from torch import Tensor
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.modes import differentiable
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage
+from functional_optim.core.storage import Storage, wide_dtype
 
 SQUARES = Storage(nonnegative=("exp_avg_sq",))
 """Storage of slots of which `exp_avg_sq` is an average of squares."""
 
 
-def zeros(record: Any) -> Callable[[Tensor], Any]:
-    """`init` of a rule whose slots are initially zeros like the parameter."""
+def zeros(record: Any, *, wide: bool = False) -> Callable[[Tensor], Any]:
+    """`init` of a rule whose slots are initially zeros like the parameter.
+
+    wide: in float32, if the parameter is of a half type.
+    """
 
     def init(p: Tensor) -> Any:
-        return record(*[torch.zeros_like(p) for _ in record._fields])
+        dtype = wide_dtype(p) if wide else p.dtype
+        return record(*[torch.zeros_like(p, dtype=dtype) for _ in record._fields])
 
     return init
 
