@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
 from functional_optim.algorithms.lbfgs.line_search import (
     Condition,
     Number,
@@ -82,18 +83,12 @@ def scale_by_backtracking_linesearch(
         >>> bool(fn(x + u) < fn(x)), round(float(state[1].learning_rate), 4)  # 0.8¹¹
         (True, 0.0859)
     """
-    if not max_backtracking_steps >= 0:
-        raise ValueError(
-            f"max_backtracking_steps must be at least 0, but got {max_backtracking_steps}."
-        )
-    if not 0 < slope_rtol < 1:
-        raise ValueError(f"slope_rtol must be between 0 and 1, but got {slope_rtol}.")
-    if not 0 < decrease_factor < 1:
-        raise ValueError(f"decrease_factor must be between 0 and 1, but got {decrease_factor}.")
-    if not increase_factor >= 1:
-        raise ValueError(f"increase_factor must be at least 1, but got {increase_factor}.")
-    if not max_learning_rate > 0:
-        raise ValueError(f"max_learning_rate must be positive, but got {max_learning_rate}.")
+    name = "scale_by_backtracking_linesearch"
+    shares = {"slope_rtol": slope_rtol, "decrease_factor": decrease_factor}
+    numeric.check_count(name, 0, max_backtracking_steps=max_backtracking_steps)
+    numeric.check_range(name, "in (0, 1)", **shares)
+    numeric.check_range(name, "of 1 or more", increase_factor=increase_factor)
+    numeric.check_range(name, "positive", max_learning_rate=max_learning_rate)
 
     def init(params: Any) -> BacktrackingState:
         return BacktrackingState(Ravel(params).zeros() + 1)
@@ -108,7 +103,7 @@ def scale_by_backtracking_linesearch(
         value_fn: Callable[[Any], Any] | None = None,
         value_and_grad: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> tuple[Any, BacktrackingState]:
-        base.check_needed("scale_by_backtracking_linesearch", value=value, grad=grad)
+        base.check_needed(name, value=value, grad=grad)
         base.check_passed(params)
         fn = value_alone(value_fn, value_and_grad)
         flat = Ravel(params)
