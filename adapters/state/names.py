@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.checkpoint.errors import listed, near
+from functional_optim.combinators.as_matrix import COMPILED
 
-COMPILED = "_orig_mod."
-"""The prefix of torch.compile in the names of a model."""
 WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """The prefixes of torch's wrappers in the names of a model: torch.compile, DataParallel and
 DistributedDataParallel, FullyShardedDataParallel, and checkpoint_wrapper."""

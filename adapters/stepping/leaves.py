@@ -36,22 +36,24 @@ Changes = list[tuple[Tensor, str | Tensor]]
 gradients that were divided, with the scale."""
 
 
-def fill_state(
+def begin_state(
     optimizer: OptimizerBase,
+    k: int,
     name: str,
     p: Tensor,
     tx: Leafwise,
     made: Changes,
+    place: str,
     *,
     recorded: bool = False,
-    device: torch.device | None = None,
 ) -> None:
-    """Add missing entries to the state of p: all at its first step, a new slot after a load.
+    """Add missing entries to the state of a parameter of group k: all at its first step, a new slot
+    after a load.
 
-    made: new entries are recorded there first. recorded: whether autograd records them, back to the
-    parameter and the hyperparameters. device: of the scalars; None: the CPU, or their current
-    device.
+    made: new entries are recorded there first. place: see `noise_places`. recorded: whether
+    autograd records them, back to the parameter and the hyperparameters.
     """
+    device = number_device(optimizer, optimizer.param_groups[k], p)  # else the current one, or CPU
     if not optimizer.state.get(p):
         for rule, _, _ in tx.rules:
             if rule.storage.slots is not None and not rule.storage.fields:
@@ -78,29 +80,13 @@ def fill_state(
             mine[key] = _there(mine[key], device)
     for rule, keys, _ in tx.rules:
         if any(mine.get(key) is None for key in keys):
-            start = init_slots(rule, p if recorded else p.detach(), name)
+            with draws.within(place):
+                start = init_slots(rule, p if recorded else p.detach(), name)
             _check_form(name, mine, keys, start)
             for key, slot in zip(keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
-
-
-def begin_state(
-    optimizer: OptimizerBase,
-    k: int,
-    name: str,
-    p: Tensor,
-    tx: Leafwise,
-    made: Changes,
-    place: str,
-    *,
-    recorded: bool = False,
-) -> None:
-    """`fill_state` for a parameter of group k, on its device. place: see `noise_places`."""
-    device = number_device(optimizer, optimizer.param_groups[k], p)
-    with draws.within(place):
-        fill_state(optimizer, name, p, tx, made, recorded=recorded, device=device)
 
 
 def noise_places(optimizer: OptimizerBase, k: int, tx: Leafwise) -> dict[Tensor, str]:
@@ -293,7 +279,7 @@ def checked_leaves(
         turns: those of all parameters.
         made: receives the new entries of the state.
         names: receives the tensors that are written.
-        recorded: as in `fill_state`.
+        recorded: as in `begin_state`.
     """
     group = optimizer.param_groups[k]
     places = noise_places(optimizer, k, tx)
