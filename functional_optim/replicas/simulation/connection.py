@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.replicas.coordinator import Coordinator, Decision, Wait
 from functional_optim.replicas.simulation.faults import Point
 from functional_optim.replicas.simulation.group_server import Group, SimulatedMember, SimulatedRound
-from functional_optim.replicas.simulation.scheduler import Baton, Killed, Task
+from functional_optim.replicas.simulation.scheduler import Baton, Killed
 
 
 class Simulated(Coordinator):
@@ -59,14 +59,8 @@ class Simulated(Coordinator):
         """
         if not seconds >= 0:
             raise ValueError(f"sleep(seconds) needs 0 s or more, but got {seconds}.")
-        me = self._me
         key = object()
-
-        def wake() -> Task | None:
-            me.inbox[key] = None
-            return me.task if me.awaits is key else None
-
-        self._baton.at(self._baton.now + seconds, wake)
+        self._baton.at(self._baton.now + seconds, lambda: self._me.receive(key, None))
         self._receive(key, lambda: f"{seconds:g} s to pass")
 
     def _start(self) -> None:

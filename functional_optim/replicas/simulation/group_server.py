@@ -75,6 +75,11 @@ class SimulatedMember:
     inbox: dict[Any, Any] = field(default_factory=dict)
     awaits: Any = None
 
+    def receive(self, key: Any, value: Any) -> Task | None:
+        """Take a message; the task that continues, if it waits for it."""
+        self.inbox[key] = value
+        return self.task if self.awaits == key else None
+
 
 @dataclass(eq=False)
 class SimulatedRound:
@@ -157,13 +162,8 @@ class Group:
         self.baton.at(self.baton.now + self._travel(m) + late, arrived)
 
     def _reply(self, m: SimulatedMember, key: Any, value: Any) -> None:
-        """A message from the service to a replica, which continues if it waits for it."""
-
-        def arrive() -> Task | None:
-            m.inbox[key] = value
-            return m.task if m.awaits == key else None
-
-        self.send(m, arrive, m.late)
+        """A message from the service to a replica."""
+        self.send(m, lambda: m.receive(key, value), m.late)
         m.late = 0.0
 
     def _travel(self, m: SimulatedMember) -> float:
