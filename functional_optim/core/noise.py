@@ -1,7 +1,7 @@
 """Noise for the update of a rule, as one operation of torch.
 
 A trace, torch.compile, and the recording of a rule see one operation instead of the 130 that make
-normal numbers. Kernels have it as a function (`kernels/counters.py`).
+normal numbers. Kernels have it as a function (`kernels/noise.h`).
 """
 
 from __future__ import annotations

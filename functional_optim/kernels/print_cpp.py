@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from functional_optim.kernels import ops
 from functional_optim.kernels.counters import NOISE
-from functional_optim.kernels.cpp import BLOCKS, CALL, HEAD, MATH, PHASES, STORED, VALUE
+from functional_optim.kernels.cpp import DRIVER, HEAD, MATH, STORED, VALUE
 from functional_optim.kernels.cpp_loops import Function, Kept, identity
 from functional_optim.kernels.cuts import Nest, Plan
 from functional_optim.kernels.graph import Graph
@@ -125,7 +125,7 @@ class Source:
                 function.lines.append(f"found[{i}] = (double){function.scalar(node)};")
             self.functions.append(function.text("results", "const Tensor& t, double* found"))
             every.append("if (phase < 0) results(t, found);")
-        return "\n        ".join(every)
+        return "\n    ".join(every)
 
     def _combination(self, node: Node) -> str:
         kept = self.kept[node]
@@ -146,18 +146,25 @@ class Source:
         self.functions.append(function.text(name, arguments))
 
     def _driver(self, steps: str) -> str:
-        width = len(self.graph.inputs) - 1 + len(self.graph.places)
-        body = (BLOCKS if self.blocks else PHASES).format(
-            sizes=self.sizes,
-            places=self.sizes + 3,
-            columns=self.sizes + 3 + len(self.layout),
-            width=width,
-            outputs=self.outputs,
-            steps=steps,
-        )
-        several = "first" if self.blocks else "count"
-        return CALL.format(outputs=self.outputs, several=several, body=body)
+        numbers = {
+            "SIZES": self.sizes,
+            "PLACES": self.sizes + 3,
+            "COLUMNS": self.sizes + 3 + len(self.layout),
+            "WIDTH": len(self.graph.inputs) - 1 + len(self.graph.places),
+            "OUTPUTS": self.outputs,
+        }
+        named = ", ".join([f"{name} = {number}" for name, number in numbers.items()])
+        step = "" if self.blocks else STEP.format(steps=steps)
+        return f"#define BLOCKS {self.blocks:d}\nenum {{ {named} }};\n{step}{DRIVER}"
 
+
+STEP = """template <class Each>
+static void step(const Tensor& t, double* found, const int64_t phase, const Each& each)
+{{
+    {steps}
+}}
+"""
+"""Goes through all phases of a tensor, or one. each: calls a function with each chunk."""
 
 source_of = functools.lru_cache(maxsize=1024)(Source)
 """The library of a graph, which may be Unsuitable: for a dtype that C++ has not."""

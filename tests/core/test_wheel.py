@@ -98,7 +98,7 @@ def test_a_wheel_has_every_file_of_the_package_and_no_other(dist, tmp_path):
         (Path("functional_optim") / at / path.relative_to(ROOT / folder)).as_posix()
         for folder, at in (("functional_optim", "."), ("adapters", "adapters"))
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".pyi", ".cpp", ".md") or path.name == "py.typed"
+        if path.suffix in (".py", ".pyi", ".cpp", ".h", ".md") or path.name == "py.typed"
     }
     told = f"functional_optim-{fo.__version__}.dist-info"
     found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}

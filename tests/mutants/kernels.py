@@ -266,10 +266,11 @@ a slot is written before a second sum of rows reads its old value
 what follows from sums of rows is left out
 ~ self._write(nests[last:⟦ → last⟧])
 ? engine/test_every_way.py -k 'sides or adafactor'
-= functional_optim/kernels/cpp.py
+= functional_optim/kernels/head.h
 parts of integers are put together as doubles
 ~ total[j] = ⟦How::of(total[j],  → (T)How::of((double)total[j], (double)⟧parts[k * length + j]);
 ? engine/test_bits.py -k put_together
+= functional_optim/kernels/cpp.py
 the larger one of NaN and a number is the number
 ~ return ⟦f"({y} {sign}= {x} ? {y} : {x})" → plain⟧
 ? engine/test_bits.py -k every_operation

@@ -7,7 +7,7 @@ MUTANTS = read(r"""
 each piece of a block gets the noise of the first one
 ~ f"noise({name}, {name}k, start⟦ →  / 4096 * 4096⟧, length);"
 ? transforms/test_noise.py -k every_way
-= functional_optim/kernels/counters.py
+= functional_optim/kernels/noise.h
 a kernel gives both numbers of a pair the same place
 ~ return ⟦place & LANES ? b :  → ⟧a;
 ? transforms/test_noise.py -k several_axes
@@ -21,7 +21,7 @@ the step of an eager rule has 24 bits
 the second key does not change the step of the counter
 ~ z = first + i⟦ * (second | 1) → ⟧
 ? transforms/test_noise.py -k splitmix
-= functional_optim/kernels/counters.py
+= functional_optim/kernels/noise.h
 an angle is cut off to a quarter of its bits
 ~ deviates(a, b, x, (int32_t)(y ⟦<< 3 → & 0xff000000u⟧),
 ? transforms/test_noise.py -k 'library or tails'
