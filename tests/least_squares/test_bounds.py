@@ -3,40 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from fits import curves, decay, rosenbrock
+from fits import beale, curves, decay, powell, rosenbrock, wood
 
 import functional_optim as fo
 
 optimize = pytest.importorskip("scipy.optimize")
-
-
-def powell(x):
-    return torch.stack(
-        [
-            x[0] + 10 * x[1],
-            5**0.5 * (x[2] - x[3]),
-            (x[1] - 2 * x[2]) ** 2,
-            10**0.5 * (x[0] - x[3]) ** 2,
-        ]
-    )
-
-
-def wood(x):
-    a, b, c, d = x
-    return torch.stack(
-        [
-            10 * (b - a * a),
-            1 - a,
-            90**0.5 * (d - c * c),
-            1 - c,
-            10**0.5 * (b + d - 2),
-            (b - d) / 10**0.5,
-        ]
-    )
-
-
-def beale(x):
-    return torch.stack([c - x[0] * (1 - x[1] ** k) for k, c in ((1, 1.5), (2, 2.25), (3, 2.625))])
 
 
 Y = curves(1)[1][0]

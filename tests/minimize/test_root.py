@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from fits import freudenstein, helix, rosenbrock
 from torch import Tensor
 
 import functional_optim as fo
@@ -17,21 +18,6 @@ def tridiagonal(x: Tensor, a: Tensor) -> Tensor:
     left = torch.cat([x.new_zeros(1), x[:-1]])
     right = torch.cat([x[1:], x.new_zeros(1)])
     return (3 - a * x) * x - left - 2 * right + 1
-
-
-def freudenstein(x: Tensor) -> Tensor:
-    a, b = x
-    return torch.stack([a - 13 + ((5 - b) * b - 2) * b, a - 29 + ((b + 1) * b - 14) * b])
-
-
-def helix(x: Tensor) -> Tensor:
-    angle = torch.atan2(x[1], x[0]) / (2 * torch.pi)
-    radius = (x[0] ** 2 + x[1] ** 2).sqrt()
-    return torch.stack([10 * (x[2] - 10 * angle), 10 * (radius - 1), x[2]])
-
-
-def rosenbrock(x: Tensor) -> Tensor:
-    return torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0]])
 
 
 def swapped(x: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """Functions to be minimized, with their starting points and least values.
 
-Moré, Garbow, Hillstrom, "Testing unconstrained optimization software" (1981); Jamil, Yang (2013);
-with bounds: Hock, Schittkowski, "Test examples for nonlinear programming codes" (1981).
+Moré, Garbow, Hillstrom (1981), see `fits`; Jamil, Yang (2013); with bounds: Hock, Schittkowski,
+"Test examples for nonlinear programming codes" (1981).
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import fits
 import torch
 from torch import Tensor
 
@@ -29,13 +30,13 @@ class Valley(NamedTuple):
         return tuple([torch.tensor(side, dtype=dtype) for side in (self.lower, self.upper)])
 
 
+def squares(fun):
+    """The sum of the squares of a problem for least squares."""
+    return lambda x: fun(x).square().sum()
+
+
 def rosenbrock(x):
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
-def beale(x):
-    terms = [(c - x[0] * (1 - x[1] ** k)) ** 2 for k, c in ((1, 1.5), (2, 2.25), (3, 2.625))]
-    return terms[0] + terms[1] + terms[2]
 
 
 def booth(x):
@@ -44,19 +45,6 @@ def booth(x):
 
 def himmelblau(x):
     return (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2
-
-
-def powell(x):
-    a, b, c, d = x
-    return (a + 10 * b) ** 2 + 5 * (c - d) ** 2 + (b - 2 * c) ** 4 + 10 * (a - d) ** 4
-
-
-def wood(x):
-    a, b, c, d = x
-    return (
-        100 * (b - a * a) ** 2 + (1 - a) ** 2 + 90 * (d - c * c) ** 2 + (1 - c) ** 2
-        + 10 * (b + d - 2) ** 2 + 0.1 * (b - d) ** 2
-    )  # fmt: skip
 
 
 def matyas(x):
@@ -68,17 +56,6 @@ def camel(x):
     return (4 - 2.1 * a**2 + a**4 / 3) * a**2 + a * b + (4 * b**2 - 4) * b**2
 
 
-def helix(x):
-    angle = torch.atan2(x[1], x[0]) / (2 * torch.pi)
-    radius = (x[0] ** 2 + x[1] ** 2).sqrt()
-    return 100 * ((x[2] - 10 * angle) ** 2 + (radius - 1) ** 2) + x[2] ** 2
-
-
-def freudenstein(x):
-    a, b = x
-    return (a - 13 + ((5 - b) * b - 2) * b) ** 2 + (a - 29 + ((b + 1) * b - 14) * b) ** 2
-
-
 def styblinski(x):
     return (x**4 - 16 * x**2 + 5 * x).sum() / 2
 
@@ -88,25 +65,20 @@ def dixon(x):
     return (x[0] - 1) ** 2 + (i * (2 * x[1:] ** 2 - x[:-1]) ** 2).sum()
 
 
-def trigonometric(x):
-    i = torch.arange(1, len(x) + 1, dtype=x.dtype)
-    return ((len(x) - x.cos().sum() + i * (1 - x.cos()) - x.sin()) ** 2).sum()
-
-
 FREE = {
     "rosenbrock": Valley(rosenbrock, [-1.2, 1.0] * 3, (0.0, 3.973940500930309)),
-    "beale": Valley(beale, [1.0, 1.0], (0.0,)),
+    "beale": Valley(squares(fits.beale), [1.0, 1.0], (0.0,)),
     "booth": Valley(booth, [0.0, 0.0], (0.0,)),
     "himmelblau": Valley(himmelblau, [0.0, 0.0], (0.0,)),
-    "powell": Valley(powell, [3.0, -1.0, 0.0, 1.0], (0.0,)),
-    "wood": Valley(wood, [-3.0, -1.0, -3.0, -1.0], (0.0,)),
+    "powell": Valley(squares(fits.powell), [3.0, -1.0, 0.0, 1.0], (0.0,)),
+    "wood": Valley(squares(fits.wood), [-3.0, -1.0, -3.0, -1.0], (0.0,)),
     "matyas": Valley(matyas, [5.0, -4.0], (0.0,)),
     "camel": Valley(camel, [1.0, 1.0], (-1.031628453489877, -0.215463824383719)),
-    "helix": Valley(helix, [-1.0, 0.1, 0.0], (0.0,)),
-    "freudenstein": Valley(freudenstein, [0.5, -2.0], (0.0, 48.98425367924003)),
+    "helix": Valley(squares(fits.helix), [-1.0, 0.1, 0.0], (0.0,)),
+    "freudenstein": Valley(squares(fits.freudenstein), [0.5, -2.0], (0.0, 48.98425367924003)),
     "styblinski": Valley(styblinski, [-1.0] * 4, (-156.6646628150861,)),
     "dixon": Valley(dixon, [1.0] * 5, (0.0, 2 / 3)),
-    "trigonometric": Valley(trigonometric, [0.2] * 5, (0.0, 5.2e-05, 2.2e-05)),
+    "trigonometric": Valley(squares(fits.trigonometric), [0.2] * 5, (0.0, 5.2e-05, 2.2e-05)),
 }
 
 
@@ -140,6 +112,6 @@ BOUNDED = {
     "hs4": Valley(hs4, [1.125, 0.125], (8 / 3,), [1.0, 0.0], [INF, INF]),
     "hs5": Valley(hs5, [0.0, 0.0], (-1.913222954981037,), [-1.5, -3.0], [4.0, 3.0]),
     "hs25": Valley(hs25, [100.0, 12.5, 3.0], (0.0, 32.835), [0.1, 0.0, 0.0], [100.0, 25.6, 5.0]),
-    "hs38": Valley(wood, [-3.0, -1.0, -3.0, -1.0], (0.0,), [-10.0] * 4, [10.0] * 4),
+    "hs38": Valley(squares(fits.wood), [-3.0, -1.0, -3.0, -1.0], (0.0,), [-10.0] * 4, [10.0] * 4),
     "hs45": Valley(hs45, [2.0] * 5, (1.0,), [0.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]),
 }
