@@ -238,28 +238,24 @@ def test_a_checkpoint_whose_groups_lack_keys_loads_where_torchs_class_loads_it(
         assert_close(go_on(drop_in, lacking, compile=False), after, 1e-10)
 
 
-def test_a_momentum_that_becomes_0_under_nesterov_steps_as_in_torch():
+@pytest.mark.parametrize(
+    ("how", "entry", "later"),
+    [
+        ({"nesterov": True}, {}, 0.0),
+        ({"dampening": 0.5}, {"momentum_buffer": None}, 0.9),
+        ({"dampening": 0.5}, {"of_the_user": 1}, 0.9),
+    ],
+    ids=str,
+)
+def test_a_momentum_that_is_lacking_or_becomes_0_steps_as_in_torch(how, entry, later):
+    """Whatever else is in the state: older versions of torch saved None for a momentum of 0."""
     found = []
     for cls in (torch.optim.SGD, adapters.SGD):
         w = torch.nn.Parameter(torch.ones(2))
-        opt = cls([w], lr=0.1, momentum=0.9, nesterov=True)
-        for momentum in (0.9, 0.0, 0.0):
-            opt.param_groups[0]["momentum"] = momentum
-            w.grad = torch.ones(2)
-            opt.step()
-        found.append(w.detach())
-    assert_close(*found, 1e-6)
-
-
-@pytest.mark.parametrize("entry", [{"momentum_buffer": None}, {"of_the_user": 1}], ids=str)
-def test_a_parameter_without_a_momentum_has_its_first_step_as_in_torch(entry):
-    """Whatever else is in its state: older versions of torch saved None for a momentum of 0."""
-    found = []
-    for cls in (torch.optim.SGD, adapters.SGD):
-        w = torch.nn.Parameter(torch.ones(2))
-        opt = cls([w], lr=0.1, momentum=0.9, dampening=0.5)
+        opt = cls([w], lr=0.1, momentum=0.9, **how)
         opt.state[w].update(entry)
-        for _ in range(2):
+        for momentum in (0.9, later, later):
+            opt.param_groups[0]["momentum"] = momentum
             w.grad = torch.ones(2)
             opt.step()
         found.append(w.detach())

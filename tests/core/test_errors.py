@@ -256,37 +256,31 @@ BAD = {"vector": (torch.ones(3), r"a Tensor of shape \(3,\)")}
 BAD |= {"None": (None, "None"), "string": ("0.1", "a str")}
 
 
+SCHEDULED = [
+    ("betas.1", lambda schedule: fo.adamw(betas=(0.9, lambda n: schedule(n) if n else 0.1))),
+    ("every", lambda schedule: fo.accumulate(fo.sgd(0.1), schedule)),
+    ("should_transform", lambda schedule: fo.conditionally_transform(fo.sgd(0.1), schedule)),
+    ("should_transform", lambda schedule: fo.conditionally_mask(fo.sgd(0.1), schedule)),
+]
+
+
 @every_way
 @pytest.mark.parametrize("bad", BAD)
-def test_a_schedule_that_returns_no_number_is_named(bad, way):
+@pytest.mark.parametrize(("name", "make"), SCHEDULED)
+def test_a_schedule_that_returns_no_number_is_named(name, make, bad, way):
     value, words = BAD[bad]
     text = f"the schedule of lr returned {words}; it must return a number or a 0-dim tensor"
     with pytest.raises(TypeError, match=text):
         fo.adamw(lambda count: value).init(W)
 
     def recipe():
-        return fo.adamw(betas=(0.9, lambda count: 0.1 if count < 1 else value))
+        return make(lambda count: value)
 
-    params = clone(W)
-    _, state = recipe().update(W, recipe().init(W), W)
-    with pytest.raises(TypeError, match=f"the schedule of betas.1 returned {words}; it must"):
+    params, state = clone(W), recipe().init(W)
+    if name == "betas.1":
+        _, state = recipe().update(W, state, W)
+    with pytest.raises(TypeError, match=f"the schedule of {name} returned {words}; it must"):
         step_in(way, recipe, params, W, state)
-    assert torch.equal(params["w"], W["w"])
-
-
-@every_way
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("gate", [fo.conditionally_transform, fo.conditionally_mask, fo.accumulate])
-def test_a_condition_that_returns_no_number_is_named(gate, bad, way):
-    value, words = BAD[bad]
-    name = "every" if gate is fo.accumulate else "should_transform"
-
-    def recipe():
-        return gate(fo.sgd(0.1), lambda count: value)
-
-    params = clone(W)
-    with pytest.raises(TypeError, match=f"the schedule of {name} returned {words}; it"):
-        step_in(way, recipe, params, W, recipe().init(W))
     assert torch.equal(params["w"], W["w"])
 
 
