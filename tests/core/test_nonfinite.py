@@ -10,20 +10,18 @@ import pytest
 import torch
 from cases import able
 from helpers import as_parameters, clone, copy_of, make_grads, run
-from links import NEW, OLD
+from links import LINKS
 from sampling import some
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
 
 MEASURING = [
-    case
-    for case in (*NEW, *OLD)
-    if any(x.rule.reduce for x in getattr(case.make(), "placements", ()))
+    case for case in LINKS if any(x.rule.reduce for x in getattr(case.make(), "placements", ()))
 ]
 """The links whose numbers depend on gradients."""
-LINKS = [fo.scale_by_polyak, lambda: fo.scale_by_polyak(variant="sps+")]
-LINKS += [lambda: fo.reduce_on_plateau(0.5, patience=1)]
+READING = [fo.scale_by_polyak, lambda: fo.scale_by_polyak(variant="sps+")]
+READING += [lambda: fo.reduce_on_plateau(0.5, patience=1)]
 STEPS = 3
 EXACT = 1e-12
 
@@ -100,7 +98,7 @@ def test_every_combination_takes_a_bad_gradient_alike(recipe, bad):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300], ids=str)
-@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("link", READING)
 def test_a_loss_that_is_not_finite_is_taken_alike(link, value):
     params = combined.named_params()
     check(fo.chain(fo.scale_by_lr(0.1), link()), params, 1.0, {"value": value})

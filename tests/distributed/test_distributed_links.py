@@ -1,4 +1,4 @@
-"""Every link on DTensors; gradients still to be added up; how often processes ask each other."""
+"""Links on DTensors; gradients still to be added up; how often processes ask each other."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ pytestmark = needs_gloo
 
 STEPS = 2
 HOWS = ("update", "object", "compile")
-CASES = (*links.NEW, *links.OLD)
+CASES = links.LINKS
 SOME = ("l1_ball", "normalize", "orthogonalize")
 """Run in every way."""
 RUNS = [(case, how) for how in HOWS for case in CASES if how == "update" or case.name in SOME]

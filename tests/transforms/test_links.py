@@ -1,12 +1,13 @@
-"""Every link, and every combination, through every way of running it."""
+"""Every link that no algorithm has, and every combination, through every way of running it."""
 
 import pickle
 
 import optree
 import pytest
 import torch
+from cases import CASES
 from helpers import assert_close, assert_same, clone, through_file
-from links import COMBINED, NEW, OLD, READING, SHAPES, all_but_vectors, inside, rows
+from links import COMBINED, LINKS, READING, SHAPES, all_but_vectors, inside, rows
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
@@ -14,7 +15,7 @@ from functional_optim import adapters, projections
 from functional_optim.core.leafwise import Leafwise
 
 REAL = (torch.float64, torch.float32, torch.bfloat16)
-REFUSING = [case for case in (*NEW, *OLD) if case.real]
+REFUSING = [case for case in LINKS if case.real]
 LATE = ("box", "hypercube", "linf_ball", "l1_ball", "l1_sphere", "l2_sphere", "ema-biased")
 LATE += ("momo-corrected", "momo-fstar", "momo_adam", "sign", "decay-independent", "apply_delta")
 LATE += ("cautious_weight_decay", "set_to_zero", "clip_by_trust_ratio", "keep_params_nonnegative")
@@ -22,13 +23,13 @@ LATE += ("monitor-around", "cautious-masked")
 """Whose graphs are those of other rows, but for an operation."""
 GRAPHS = [
     pytest.param(x, marks=[pytest.mark.full] if x.name in LATE else [], id=x.name)
-    for x in (*NEW, *READING, *COMBINED)
+    for x in (*LINKS, *READING, *COMBINED)
 ]
-TAKING = [case for case in (*NEW, *OLD, *READING) if not case.real]
+TAKING = [case for case in (*LINKS, *READING) if not case.real]
 
 
 # ---------------------------------------------------------------- the functional loop
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING))
+@pytest.mark.parametrize("case", rows(*LINKS, *READING))
 def test_arguments_are_untouched_and_states_keep_their_form(case):
     for dtype in REAL if case.real else (*REAL, torch.complex64):
         tx, params = case.recipe(), case.params(dtype)
@@ -71,7 +72,7 @@ def test_complex_parameters_are_refused_where_they_make_no_sense(case):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING, *COMBINED))
+@pytest.mark.parametrize("case", rows(*LINKS, *READING, *COMBINED))
 def test_an_ensemble_equals_the_loop(case):
     """vmap goes over states, too, but not over the None of a missing slot."""
     tx, members = case.recipe(), [case.params(seed=i) for i in range(3)]
@@ -90,7 +91,7 @@ def test_an_ensemble_equals_the_loop(case):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING, *COMBINED))
+@pytest.mark.parametrize("case", rows(*LINKS, *READING, *COMBINED))
 def test_a_batch_of_learning_rates_equals_the_loop(case):
     params = case.params()
     grads = case.grads(params, case.steps - 2)
@@ -117,7 +118,7 @@ def test_paths_in_a_graph_are_those_outside():
 
 
 @pytest.mark.usefixtures("fresh_dynamo", "doubles")
-@pytest.mark.parametrize("case", GRAPHS)  # the old ones: test_properties
+@pytest.mark.parametrize("case", GRAPHS)
 def test_one_full_graph_equals_eager(case):
     def step(lr, params, state, grads, given):
         updates, state = case.recipe(lr).update(grads, state, params, **given)
@@ -227,7 +228,7 @@ def step(case, opt, mine, grads, at=0):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("case", rows(*NEW, *OLD, *READING, *COMBINED))
+@pytest.mark.parametrize("case", rows(*LINKS, *READING, *COMBINED))
 def test_the_object_equals_the_loop_and_resumes(case):
     """From a file, and from a pickle where the recipe stands in a module."""
     for dtype in (torch.float64, torch.bfloat16):
@@ -272,14 +273,10 @@ def test_an_object_hands_its_closures_loss_to_a_link_that_needs_a_value():
 
 
 def test_a_row_stands_for_every_link():
+    """Here, or in the table of algorithms."""
     known = {"scale_by_lr", "scale_by_lbfgs", "scale_by_backtracking_linesearch"}
-    known |= {"scale_by_path"}  # made of `scale`
+    known |= {"scale_by_path", "scale_by_soap"}  # made of others
     known |= {"scale_by_gauss_newton"}  # which reads residuals, see tests/least_squares
-    known |= {f"scale_by_{name}" for name in ("dadapt_adam", "dog", "dowg", "prodigy")}  # in cases
-    known |= {"scale_by_second_moment"}  # there, too, in schedule_free_adamw
-    matrices = ("adamuon", "apollo", "dion2", "galore", "normuon", "psgd_kron", "shampoo", "soap")
-    known |= {
-        f"scale_by_{name}" for name in (*matrices, "adam_mini", "came", "scion")
-    }  # there, too
-    known |= {x.name for case in (*NEW, *OLD) for x in getattr(case.recipe(), "placements", ())}
+    made = [*[case.recipe() for case in LINKS], *[case.tx() for case in CASES]]
+    known |= {x.name for tx in made for x in getattr(tx, "placements", ())}
     assert {name for name in dir(fo) if name.startswith("scale_by_")} <= known
