@@ -15,7 +15,7 @@ from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.gradient_free.methods import Driver, Estimating, Recipe
 from functional_optim.adapters.joint import agreed, undone, write
 from functional_optim.adapters.state.names import names_of
-from functional_optim.adapters.state.recipes import check_keys
+from functional_optim.adapters.state.recipes import check_arguments, check_keys
 from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.checkpoint.errors import misfit, refuse
 from functional_optim.core import base, randomness
@@ -86,10 +86,12 @@ class GradientFree(OptimizerBase):
         seed = randomness.whole_seed("GradientFree", seed)
         self.recipe = Recipe(method, tx, hyperparameters)
         defaults = {**self.recipe.defaults, "seed": seed}
+        check_arguments("GradientFree", params)
         driver = self.recipe(defaults)
-        driver.init([torch.zeros(2, device="cpu")], 0)
         self.kind = driver.name
         super().__init__(params, {**defaults, "method": self.kind})
+        like = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in self._params()]
+        driver.init(self._tree(like), 0)
 
     keeps_trees = False
 
@@ -117,7 +119,7 @@ class GradientFree(OptimizerBase):
                 and a method that has begun. The optimizer is then as it was.
         """
         groups = self.param_groups
-        if groups and self.state.get(groups[0]["params"][0]):
+        if any(map(self.state.get, self._params())):
             raise ValueError(
                 "the method has begun and its state has no place for more parameters; construct a "
                 "new GradientFree with all of them."

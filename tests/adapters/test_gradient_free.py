@@ -186,6 +186,30 @@ def test_groups_are_one_tree_with_one_set_of_numbers():
     assert len(fresh.param_groups) == 1
 
 
+def test_a_transformation_is_checked_with_the_parameters_themselves():
+    """Their names and shapes, which a recipe of patterns or of matrices needs."""
+    named = [("a", torch.ones(3, 3)), ("b", torch.ones(3))]
+    parts = fo.partition({"x": fo.muon(0.1), "y": fo.sgd(0.1)}, {"a": "x", "b": "y"})
+    before = [p.clone() for _, p in named]
+    opt = GradientFree(named, mezo, tx=parts)
+    opt.step(lambda: sum(p.square().sum() for _, p in named))
+    assert not any(torch.equal(p, old) for (_, p), old in zip(named, before, strict=True))
+    with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
+        GradientFree(named, mezo, tx=fo.muon(0.1))
+    with pytest.raises(TypeError, match="takes parameters, but got a Linear"):
+        GradientFree(torch.nn.Linear(1, 1), search.snes(4, 0.1))
+
+
+def test_the_first_group_may_be_empty():
+    w = torch.ones(2)
+    opt = GradientFree([{"params": []}, {"params": [w]}], search.snes(4, 0.1))
+    opt.add_param_group({"params": [torch.ones(1)]})
+    opt.step(lambda: w.square().sum())
+    assert opt.method_state().mean.shape == (3,)
+    with pytest.raises(ValueError, match="the method has begun"):
+        opt.add_param_group({"params": [torch.ones(1)]})
+
+
 def test_dtypes_may_be_mixed_and_complex():
     a, b = torch.ones(2, dtype=torch.bfloat16), torch.full((2,), 1 + 1j, dtype=torch.complex128)
     for method, more in ((search.cma_es(8, 0.3), {}), (mezo(0.05), {"tx": fo.sgd, "lr": 0.05})):
