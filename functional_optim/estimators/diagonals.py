@@ -20,7 +20,7 @@ from functional_optim.core.base import Tree
 from functional_optim.core.cells import CELLS
 from functional_optim.core.lift import State
 from functional_optim.core.storage import wide_dtype
-from functional_optim.estimators.protocol import number
+from functional_optim.estimators.protocol import check_some, number
 
 Diagonal = Callable[..., Tree]
 """diagonal(params, seed, *args): a tree like params."""
@@ -68,7 +68,7 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
     numeric.check_count("hutchinson", 1, samples=samples)
 
     def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
-        base.check_params(params)
+        check_some("hutchinson", params)
         paths, given = zip(*tree.items(params), strict=True)
         leaves = tuple([p.detach() for p in given])
         own = randomness.seed_tensor("hutchinson", seed, base.default_device(list(leaves)))
@@ -128,7 +128,7 @@ def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
     _check_function("gauss_newton_bartlett", "logits", logits_fn)
 
     def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
-        base.check_params(params)
+        check_some("gauss_newton_bartlett", params)
         given = tree.leaves(params)
         leaves = tuple([p.detach() for p in given])
         own = randomness.seed_tensor(

@@ -10,9 +10,16 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, draws, memory
 from functional_optim.core.base import Tree
+from functional_optim.core.calls import check_numbers
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
-from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays, check_estimate
+from functional_optim.estimators.protocol import (
+    Estimator,
+    EstimatorState,
+    Rays,
+    check_estimate,
+    check_some,
+)
 from functional_optim.kernels.interrupts import held
 
 NORMAL = Rays(1, False, False)
@@ -68,7 +75,7 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
 
 
 @torch.no_grad()
-def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
+def mezo_step_(params: Tree, state: EstimatorState, lr: float | Tensor) -> None:
     """Descend along mezo's estimate, **in place** and leaf by leaf: p ← p − lr · Σ wᵢ zᵢ.
 
     Equal to `fo.sgd(lr)` on the whole gradient, without storing it.
@@ -76,13 +83,14 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
     Args:
         params: the parameters that were passed to `measure`.
         state: the state after `measure`, or one of a log.
-        lr: learning rate.
+        lr: learning rate, a number or a 0-dim tensor.
 
     Ctrl-C takes effect after the step.
 
     Raises:
-        ValueError: for a parameter with several elements in one place of memory; nothing is written
-            then.
+        TypeError, ValueError: for parameters or a learning rate that cannot be used, such as
+            integers, or a parameter with several elements in one place of memory; nothing is
+            written then.
 
     Example::
 
@@ -95,14 +103,18 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
         True
     """
     check_estimate("mezo_step_", state)
+    check_some("mezo_step_", params)
     items = list(tree.items(params))
     if not torch.compiler.is_compiling():
+        check_numbers(mezo_step_, (), (), {"lr": lr})
         for path, p in items:
             memory.check_apart([p], lambda _, path=path: f"parameter {path!r}")
     held(_descend, items, state, lr)  # half of a step could be neither repeated nor undone
 
 
-def _descend(items: Iterable[tuple[str, Tensor]], state: EstimatorState, lr: float) -> None:
+def _descend(
+    items: Iterable[tuple[str, Tensor]], state: EstimatorState, lr: float | Tensor
+) -> None:
     rays = NORMAL._replace(number=state.weights.shape[0])
     key = draws.stream(state.seed, state.step)
     for path, p in items:

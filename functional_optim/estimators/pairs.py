@@ -199,8 +199,8 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh) -> Estimato
 
     def read(losses: Tensor, state: EstimatorState) -> tuple[Tensor, EstimatorState]:
         check_losses(name, 2 * n, losses)
-        losses = losses.detach().to(state.weights)
         _, c = at(state)
+        losses = losses.detach().to(state.weights)
         weights = finite(weigh(losses[:n], losses[n:]) / (2 * c))  # c may have fallen to 0
         return seen(losses), EstimatorState(state.step + 1, state.seed, weights)
 

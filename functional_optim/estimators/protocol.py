@@ -174,18 +174,27 @@ def replay(
         raise TypeError(f"replay takes a list of states as log, but got {log!r}.")
     opt_state = tx.init(params) if opt_state is None else opt_state
     for state in log:
-        check_estimate("replay", state)
         updates, opt_state = tx.update(estimator.gradient(state, params), opt_state, params)
         params = base.apply_updates(params, updates)
     return params, opt_state
+
+
+def check_some(who: str, params: Tree) -> None:
+    """Raise an error unless this is a tree of parameters, and not an empty one."""
+    base.check_params(params)
+    if not tree.leaves(params):
+        raise ValueError(
+            f"{who} got a tree without parameters, so there is nothing to estimate; pass a pytree "
+            "of tensors such as dict(model.named_parameters())."
+        )
 
 
 def check_estimate(who: str, state: Any) -> None:
     """Raise TypeError unless this is the state of an estimator."""
     if not isinstance(state, EstimatorState):
         raise TypeError(
-            f"{who} needs the states of an estimator, but got a {type(state).__name__}; pass what "
-            "its measure returned."
+            f"{who} needs the state of an estimator, but got a {type(state).__name__}; pass what "
+            "its init or measure returned."
         )
 
 
@@ -204,12 +213,7 @@ class Rays(NamedTuple):
         """`init` of an estimator with these directions."""
 
         def init(params: Tree, seed: int | Tensor = 0) -> EstimatorState:
-            base.check_params(params)
-            if not tree.leaves(params):
-                raise ValueError(
-                    f"{name} got a tree without parameters, so there is nothing to estimate; pass "
-                    "a pytree of tensors such as dict(model.named_parameters())."
-                )
+            check_some(name, params)
             own = randomness.seed_tensor(name, seed, base.default_device(tree.leaves(params)))
             weights = torch.zeros(self.number, dtype=torch.float64, device=own.device)
             return EstimatorState(torch.zeros_like(own), own, weights)
@@ -229,6 +233,12 @@ class Rays(NamedTuple):
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
         """The sum of directions times weights of a state."""
+        check_estimate("an estimate", state)
+        if len(state.weights) != self.number:
+            raise ValueError(
+                f"the estimator has {self.number} directions, but the state has "
+                f"{len(state.weights)}; use the estimator that made the state."
+            )
         key = draws.stream(state.seed, state.step)
         return tree.map_with_path(lambda path, p: self.sum(key, state.weights, path, p), params)
 
@@ -247,6 +257,7 @@ class Rays(NamedTuple):
 
 def key_ahead(state: EstimatorState) -> tuple[Tensor, Tensor]:
     """The key of the next estimate, and its index t = 1, 2, … in float64."""
+    check_estimate("an estimate", state)
     step = state.step + 1
     return draws.stream(state.seed, step), step.to(torch.float64)
 
@@ -269,10 +280,11 @@ def finite(x: Tensor) -> Tensor:
 
 def number(name: str, value: Any) -> Tensor:
     """The return value of a loss function, 0-dim."""
-    if value is None:
+    if value is None or isinstance(value, (str, bytes, dict, set)):
         raise TypeError(
-            f"{name} needs a loss function that returns one real number, but it returned None; "
-            "end it with e.g. return loss."
+            f"{name} needs a loss function that returns one real number, but it returned "
+            f"{value if value is None else f'a {type(value).__name__}'}; end it with e.g. return "
+            "loss."
         )
     x = tensor_of(value)
     if x.numel() != 1 or x.is_complex():

@@ -145,7 +145,7 @@ KINDS: list[Any] = [
     (lambda: estimators.hutchinson("x"), "hutchinson takes a loss function first"),
     (lambda: estimators.gauss_newton_bartlett(W), "takes a logits function first, but got"),
     (lambda: estimators.replay(fo.mezo(), None, W, []), "replay takes a transfo"),
-    (lambda: estimators.replay(fo.mezo(), fo.sgd(), W, [W]), "the states of an est"),
+    (lambda: estimators.replay(fo.mezo(), fo.sgd(), W, [W]), "the state of an est"),
     # searches
     (lambda: search.snes(8.0, 0.1), "integer as its population"),
     (lambda: search.openai_es(8, 0.1, fo.adam), "takes a transformation"),

@@ -124,6 +124,36 @@ def test_one_dimension_of_signs_is_a_central_difference():
     assert_close(value, x.exp() * math.cosh(0.1), 1e-12)
 
 
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_state_of_another_number_of_directions_is_refused(batched):
+    """Its weights would be repeated for the others, or left out."""
+    w, one, four = torch.ones(3), estimators.spsa(), estimators.spsa(samples=4, batched=batched)
+    _, state = one.measure(lambda w: w @ w)(one.init(w), w)
+    with pytest.raises(ValueError, match="has 4 directions, but the state has 1"):
+        estimators.replay(four, fo.sgd(0.1), w, [state])
+    _, state = four.measure(lambda w: w @ w)(state, w)  # any state starts a measurement
+    assert four.gradient(state, w).shape == (3,)
+    with pytest.raises(ValueError, match="has 1 directions, but the state has 4"):
+        one.gradient(state, w)
+
+
+def test_wrong_calls_of_an_estimator_get_a_sentence():
+    est, w = estimators.spsa(), torch.ones(3)
+    state = est.init(w)
+    for call in (
+        lambda: est.value_and_grad(torch.sum)(w, state),
+        lambda: est.ask(w, state),
+        lambda: est.tell(torch.ones(2, 3), torch.ones(2), None),
+        lambda: est.gradient(w, state),
+    ):
+        with pytest.raises(TypeError, match="needs the state of an estimator"):
+            call()
+    with pytest.raises(TypeError, match="returns one real number, but it returned a dict"):
+        estimators.mezo().measure(lambda w: {"loss": w.sum()})(state, w)
+    with pytest.raises(ValueError, match="hutchinson got a tree without parameters"):
+        estimators.hutchinson(lambda w: 0.0)({}, 0)
+
+
 def test_spalls_gains_are_spalls():
     lr = estimators.spsa_gain(a=0.5, stability=10.0)
     assert_close(

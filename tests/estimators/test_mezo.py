@@ -309,3 +309,19 @@ def test_a_step_in_place_is_all_or_nothing(monkeypatch, pythons_own_handler):
     with pytest.raises(KeyboardInterrupt):
         estimators.mezo_step_(params, state, lr=0.1)
     assert all(p.all() for p in params.values())
+
+
+def test_a_step_in_place_refuses_what_it_would_round_or_spread():
+    """Integers were truncated, and a vector was a learning rate for each column."""
+    est, w = estimators.mezo(), torch.ones(2)
+    _, state = est.measure(lambda w: w @ w)(est.init(w), w)
+    whole = torch.tensor([1, 2])
+    with pytest.raises(TypeError, match="has dtype torch"):
+        estimators.mezo_step_(whole, state, 0.5)
+    for bad in (torch.tensor([0.1, 0.2]), None, fo.schedules.constant(0.1)):
+        with pytest.raises(TypeError, match="mezo_step_ takes a number or a 0-dim tensor as lr"):
+            estimators.mezo_step_(w, state, bad)
+    with pytest.raises(ValueError, match="mezo_step_ got a tree without parameters"):
+        estimators.mezo_step_({}, state, 0.1)
+    assert torch.equal(w, torch.ones(2))
+    assert whole.tolist() == [1, 2]
