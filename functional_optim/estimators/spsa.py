@@ -8,6 +8,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
 from functional_optim.estimators.protocol import Estimator, Rays
+from functional_optim.schedules.formula import of_step
 
 
 @factory
@@ -87,12 +88,10 @@ def spsa_gain(
         (1.0, True)
     """
     numeric.check_range("spsa_gain", "positive", a=a)
-    numeric.check(lambda x: x >= 0, stability, "spsa_gain needs stability ≥ 0, but got {}.")
+    numeric.check_range("spsa_gain", "of 0 or more", stability=stability)
     numeric.check_range("spsa_gain", "positive", alpha=alpha)
 
-    def schedule(count: Any) -> Any:
-        t = count + 1
-        whole = numeric.like(stability, t) + t
-        return numeric.like(a, t) / numeric.power(whole, numeric.like(alpha, t))
+    def formula(n, a, stability, alpha):
+        return a / numeric.power(stability + n + 1, alpha)
 
-    return schedule
+    return of_step(formula, a, stability, alpha)

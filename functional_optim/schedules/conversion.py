@@ -56,10 +56,10 @@ def from_torch(scheduler: torchs.LRScheduler, group: int = 0) -> Schedule:
     """
     convert = _converter(scheduler)
     bases = _bases(scheduler)
-    if not 0 <= group < len(bases):
+    if group not in range(len(bases)) or type(group) is float:
         raise ValueError(
             f"from_torch needs a group from 0 to {len(bases) - 1} of the scheduler, but "
-            f"got {group}."
+            f"got {group!r}."
         )
     return convert(scheduler, _value(bases[group]), group)
 

@@ -133,7 +133,12 @@ def sgdr(cosine_kwargs: Iterable[Mapping[str, Number]]) -> Schedule:
         >>> schedule(2), schedule(6), schedule(12), schedule(20)
         (1.0, 0.5, 0.5, 0.0)
     """
-    cycles = [dict(kwargs) for kwargs in cosine_kwargs]
+    cycles = list(cosine_kwargs) if isinstance(cosine_kwargs, Iterable) else [cosine_kwargs]
+    if isinstance(cosine_kwargs, Mapping) or any(not isinstance(x, Mapping) for x in cycles):
+        raise TypeError(
+            f"sgdr takes a list of dicts, one for each cycle, but got {cosine_kwargs!r}; pass e.g. "
+            "[dict(init_value=0.0, peak_value=1.0, warmup_steps=2, decay_steps=10)]."
+        )
     if not cycles:
         raise ValueError("sgdr needs at least one cycle, but got none.")
     parts = [warmup_cosine_decay(**kwargs) for kwargs in cycles]

@@ -33,6 +33,11 @@ def of_step(formula: Callable[..., Any], *numbers: Number) -> Schedule:
     return schedule
 
 
+def called(schedule: Schedule, n: Any) -> Any:
+    """The number that a schedule returns; raises NotANumber for anything else."""
+    return numeric.at(lambda _: schedule(n), 1)
+
+
 def share(n: Any, steps: Any) -> Any:
     """n as a fraction of `steps`, clamped to [0, 1]."""
     return numeric.clip(n / numeric.where(steps > 0, steps, 1.0), 0.0, 1.0)

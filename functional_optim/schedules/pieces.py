@@ -11,7 +11,7 @@ from functional_optim import numeric
 from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import WAYS, check_schedule, of_step
+from functional_optim.schedules.formula import WAYS, called, check_schedule, of_step
 
 
 @factory
@@ -47,15 +47,18 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
         )
     for part in parts:
         check_schedule("join", part)
+    for start in starts:
+        if not hasattr(start, "__float__"):
+            raise TypeError(f"join takes numbers of steps as boundaries, but got {start!r}.")
     known = [start for start in starts if numeric.is_static(start)]
     if known != sorted(known) or any(not start >= 0 for start in known):
         raise ValueError(f"join needs boundaries of at least 0 in rising order, but got {known}.")
 
     def formula(n, *starts):
         first, *others = parts
-        value = first(n)
+        value = called(first, n)
         for start, part in zip(starts, others, strict=True):
-            value = numeric.where(n < start, value, part(numeric.maximum(n - start, 0.0)))
+            value = numeric.where(n < start, value, called(part, numeric.maximum(n - start, 0.0)))
         return value
 
     return of_step(formula, *starts)
@@ -157,7 +160,7 @@ def _sorted(
             f"{name} takes a dict from boundaries, numbers of steps, to scales, e.g. {{100: 0.1}}, "
             f"but got {given!r}."
         )
-    found = dict(sorted(given.items()))
-    for boundary, scale in found.items():
+    for boundary, scale in given.items():
         numeric.check_least(name, 0, boundaries=boundary, scales=scale)
+    found = dict(sorted(given.items()))
     return tuple(found), tuple(found.values())

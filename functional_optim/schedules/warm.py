@@ -7,7 +7,7 @@ from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.basic import constant, cosine_left, exponential_decay
-from functional_optim.schedules.formula import WAYS, check_schedule, of_step, share
+from functional_optim.schedules.formula import WAYS, called, check_schedule, of_step, share
 from functional_optim.schedules.pieces import join
 
 
@@ -30,7 +30,7 @@ def warmup(
     Raises:
         TypeError: if `schedule` is not a function.
         ValueError: for an unknown kind, a negative number of steps, or an exponential warm-up that
-            does not start above 0.
+            does not start above 0; from the schedule, if it does not end above 0.
 
     Paper: Goyal et al., "Accurate, Large Minibatch SGD", https://arxiv.org/abs/1706.02677, § 2.2:
     constant and gradual warm-up.
@@ -51,8 +51,9 @@ def warmup(
         numeric.check_range("an exponential warmup", "positive", init_value=init_value)
 
     def formula(n, init, steps):
-        peak, x = numeric.float64(schedule(0)), share(n, steps)
+        peak, x = called(schedule, 0), share(n, steps)
         if kind == "exponential":
+            numeric.check_range("an exponential warmup", "above 0", peak=peak)
             return init * numeric.power(peak / init, x)
         return numeric.lerp(init, peak, x)
 

@@ -27,6 +27,8 @@ def told(fitness: Any, given: Any = None) -> Any:
     return SNES.tell(candidates if given is None else given, fitness, state)
 
 
+STEP_LR = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 3)
+
 VALUES: list[Any] = [
     # schedules
     (lambda: s.linear(0.0, 1.0, 0), "linear needs transition_steps of at least 1.* 0"),
@@ -58,6 +60,8 @@ VALUES: list[Any] = [
     (lambda: s.warmup_stable_decay(0, 1, 5, -1, 5), "stable_steps of at least 0"),
     (lambda: s.warmup_stable_decay(0, 1, 5, 5, 0), "decay_steps of at least 1"),
     (lambda: s.warmup_stable_decay(0, 1, 5, 5, 5, kind="sqrt"), "'1-sqrt' as kind, but got 'sqrt'"),
+    (lambda: s.warmup(s.constant(-1), 5, 0.1, "exponential")(2), "peak above 0, but got -1.0"),
+    (lambda: s.from_torch(STEP_LR, "a"), "group from 0 to 0 of the scheduler, but got 'a'"),
     (lambda: s.inverse_square_root(1, 0), "inverse_square_root needs warmup_steps of at"),
     (lambda: s.join([], []), "one boundary fewer than schedules, but got 0 schedules and 0"),
     (lambda: s.join([flat] * 3, [5, 4]), r"in rising order, but got \[5, 4\]"),
@@ -134,6 +138,12 @@ KINDS: list[Any] = [
     (lambda: s.constant(W), r"constant takes a number or .* got a Tensor of shape \(2,\)"),
     (lambda: s.warmup(0.1, 5), r"warmup takes schedules, .* 0\.1; use constant"),
     (lambda: s.sgdr([{"init_value": 0.0}]), "decay_steps"),
+    (lambda: s.sgdr({"init_value": 0.0}), "sgdr takes a list of dicts, one for each cycle"),
+    (lambda: s.sgdr(None), "sgdr takes a list of dicts, one for each cycle, but got None"),
+    (lambda: s.join([flat, flat], ["3"]), "numbers of steps as boundaries, but got '3'"),
+    (lambda: s.join([lambda n: None, flat], [5])(1), "a schedule returned None; it must return"),
+    (lambda: s.warmup(lambda n: W, 5)(1), r"a schedule returned a Tensor of shape \(2,\)"),
+    (lambda: s.piecewise_constant(1.0, {None: 1.0, 3: 0.5}), "must be a number, .* got None"),
     (lambda: s.sgdr([{"init_value": 0.0, "speed": 1}]), "speed"),
     (lambda: s.piecewise_constant(1.0, [10]), "takes a dict from boundaries"),
     (lambda: s.piecewise_constant(1.0, {"a": 0.5}), "but got {'a': 0.5}"),
