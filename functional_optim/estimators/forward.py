@@ -19,9 +19,9 @@ from functional_optim.estimators.protocol import (
     Rays,
     key_ahead,
     number,
-    seen,
     shared,
 )
+from functional_optim.search.shaping import seen
 
 
 @factory

@@ -20,14 +20,13 @@ from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
     Rays,
-    finite,
     key_ahead,
     number,
-    seen,
     shared,
 )
 from functional_optim.kernels import private
 from functional_optim.search.base import check_losses, evaluate
+from functional_optim.search.shaping import finite, seen
 
 LOOKS = {
     getattr(Tensor, name).__get__

@@ -18,6 +18,7 @@ from functional_optim.core.base import Tree
 from functional_optim.core.factory import Reconstructible
 from functional_optim.core.numbers import tensor_of
 from functional_optim.kernels.interrupts import held
+from functional_optim.search.shaping import finite
 
 
 class EstimatorState(NamedTuple):
@@ -262,20 +263,9 @@ def key_ahead(state: EstimatorState) -> tuple[Tensor, Tensor]:
     return draws.stream(state.seed, step), step.to(torch.float64)
 
 
-def seen(losses: Tensor) -> Tensor:
-    """The mean of the finite losses; infinite if none is finite."""
-    count = losses.isfinite().sum()
-    return torch.where(count > 0, finite(losses).sum() / count.clamp(min=1), torch.inf)
-
-
 def shared(x: Tensor) -> Tensor:
     """Finite values divided by their number, so that the sum is a mean; 0 for the others."""
     return finite(x) / x.isfinite().sum().clamp(min=1)
-
-
-def finite(x: Tensor) -> Tensor:
-    """The values, with 0 for those that are not finite."""
-    return torch.where(x.isfinite(), x, 0.0)
 
 
 def number(name: str, value: Any) -> Tensor:

@@ -12,7 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.search.base import Search, Start, antithetic, check_positive, method, now
-from functional_optim.search.shaping import centered_ranks
+from functional_optim.search.shaping import centered_ranks, seen
 
 
 class OpenAIESState(NamedTuple):
@@ -46,7 +46,8 @@ def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransforma
         sigma: deviation of the candidates, > 0: a number, a 0-dim tensor or a schedule. The paper
             uses 0.02 for networks of unit scale.
         tx: any transformation; it gets trees like params in float32 (or float64), so selection by
-            path, weight decay and similar work as with gradients.
+            path, weight decay and similar work as with gradients. If it takes the loss (`value`),
+            it gets the mean of the finite losses.
 
     z is computed from the candidates. If a parameter's dtype is too coarse for σ (bfloat16 has 3
     digits), candidates that round to the mean have no weight.
@@ -84,7 +85,7 @@ def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransforma
         s = _sigma(sigma, state)
         z = (x - state.mean) / s
         g = centered_ranks(losses).to(z.dtype) @ z / (population * s)
-        return _descend(tx, state, g)
+        return _descend(tx, state, g, losses)
 
     return method("openai_es", population, OpenAIESState, start, sample, learn, least=2)
 
@@ -174,15 +175,18 @@ def pgpe(
         r = centered_ranks(losses).to(z.dtype) / population
         change = -now(lr_sigma, state, z) * (r @ (z.square() - 1))
         new = state.sigma * (1 + change.clamp(-max_change, max_change))
-        return {"sigma": new, **_descend(tx, state, state.sigma * (r @ z))}
+        return {"sigma": new, **_descend(tx, state, state.sigma * (r @ z), losses)}
 
     return method("pgpe", population, PGPEState, start, sample, learn, least=2)
 
 
-def _descend(tx: base.GradientTransformation, state: Any, g: Tensor) -> dict[str, Any]:
+def _descend(
+    tx: base.GradientTransformation, state: Any, g: Tensor, losses: Tensor
+) -> dict[str, Any]:
+    extra = {"value": seen(losses)} if "value" in tx.extra else {}
     flat = Ravel(state.best, dtype=g.dtype)
     wide = flat.tree(state.mean, stored=False)
-    updates, inner = tx.update(flat.tree(g, stored=False), state.tx, wide)
+    updates, inner = tx.update(flat.tree(g, stored=False), state.tx, wide, **extra)
     return {"mean": state.mean + flat.vector(updates), "tx": inner}
 
 

@@ -30,6 +30,17 @@ def worst_if_not_finite(fitness: Tensor) -> Tensor:
     return torch.where(fitness.isfinite(), fitness, math.inf)
 
 
+def seen(losses: Tensor) -> Tensor:
+    """The mean of the finite losses; infinite if none is finite."""
+    count = losses.isfinite().sum()
+    return torch.where(count > 0, finite(losses).sum() / count.clamp(min=1), torch.inf)
+
+
+def finite(x: Tensor) -> Tensor:
+    """The values, with 0 for those that are not finite."""
+    return torch.where(x.isfinite(), x, 0.0)
+
+
 def places(fitness: Tensor) -> Places:
     """The rank of each of n values; equal ones share a range of ranks."""
     n = fitness.shape[0]

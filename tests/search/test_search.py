@@ -322,3 +322,18 @@ def test_an_integer_of_numpy_is_an_integer():
     for wrong in (8.0, True):
         with pytest.raises(TypeError, match="an integer as its population"):
             search.cem(wrong, 0.5)
+
+
+@pytest.mark.parametrize("make", [search.openai_es, search.pgpe])
+def test_a_transformation_that_reads_the_loss_gets_the_mean_of_the_finite_ones(make):
+    seen = []
+
+    def scalars(t, *, value):
+        seen.append(float(value))
+        return ()
+
+    reads = fo.leafwise(None, lambda u, slots, p: (u, slots), scalars, name="reads")
+    method = make(4, 0.1, fo.chain(reads, fo.sgd(0.1)))
+    candidates, state = method.ask(method.init(torch.ones(3)))
+    method.tell(candidates, torch.tensor([1.0, torch.nan, 3.0, torch.inf]), state)
+    assert set(seen) == {2.0}
