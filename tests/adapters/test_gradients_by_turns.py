@@ -158,22 +158,6 @@ def test_no_plan_is_made_once_all_turns_were_seen(every):
     assert not calls
 
 
-@pytest.mark.parametrize("name", ["adamw", "estimating"])
-def test_a_count_that_is_written_in_anothers_turn_is_read(name):
-    ends = []
-    for anew in (True, False):
-        opt, params = optimizer(RECIPES[name])
-        for k in range(6):
-            give(params, k, [i % 2 == k % 2 for i in range(len(SHAPES))])
-            if k == 4:  # before a turn of others
-                opt.state[params[1]]["step"].fill_(7.0)
-            if anew:
-                vars(opt).pop("_plan", None)
-            opt.step()
-        ends.append([p.detach() for p in params])
-    assert_same(*ends)
-
-
 def test_a_count_that_is_none_is_refused_in_its_turn():
     opt, params = optimizer(fo.adamw)
     for k in range(6):

@@ -138,39 +138,6 @@ def by_object(recipe, rows, compile=False, saved_at=(), traced=False, groups=GRO
     return {name: p.detach() for name, p in params.items()}, opt
 
 
-def naive(rows, every, mean=True):
-    """A loop over p.grad: clip and step with what a batch has collected."""
-    params = start()
-    sums, moments, t = {}, dict.fromkeys(NAMES, (0.0, 0.0)), 0
-    for i, grads in enumerate(rows):
-        for name, g in grads.items():
-            if g is not None:
-                sums[name] = sums.get(name, 0.0) + g
-        if (i + 1) % every:
-            continue
-        t += 1
-        live = {x: s / every if mean else s for x, s in sums.items() if grads[x] is not None}
-        norm = math.sqrt(sum(float((g**2).sum()) for g in live.values()))
-        for name, g in live.items():
-            g = g * min(1.0, 0.5 / norm)
-            m, v = moments[name]
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-            moments[name] = (m, v)
-            root = (v / (1 - 0.999**t)).sqrt() + 1e-8
-            params[name] = params[name] * (1 - 0.1 * 0.1) - 0.1 * (m / (1 - 0.9**t)) / root
-        sums = {}
-    return params
-
-
-@pytest.mark.parametrize("seed", some(range(3)))
-@pytest.mark.parametrize(
-    ("name", "every", "mean"), [("two", 2, True), ("three", 3, True), ("sum", 3, False)]
-)
-def test_micro_batches_are_those_of_a_loop(name, every, mean, seed):
-    rows = rows_of(name, seed)
-    assert_close(by_update(RECIPES[name](), rows)[0], naive(rows, every, mean), 1e-5)
-
-
 @pytest.mark.parametrize("seed", some(range(3)))
 @pytest.mark.parametrize("name", RECIPES)
 def test_groups_step_as_one_tree(name, seed):

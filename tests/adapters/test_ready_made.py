@@ -61,23 +61,6 @@ def test_wrong_arguments_are_said_at_once(name):
         getattr(adapters, CLASSES[name])([w], compile="sometimes")
 
 
-BY_HAND = {
-    "Prodigy": "prodigy",
-    "DAdaptAdam": "dadapt_adam",
-    "SophiaG": "sophia",
-    "ScheduleFreeSGD": "schedule_free_sgd",
-    "ScheduleFreeAdamW": "schedule_free_adamw",
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_a_class_by_hand_has_the_arguments_and_defaults_of_its_function(name):
-    theirs = inspect.signature(getattr(fo, BY_HAND[name])).parameters
-    mine = inspect.signature(getattr(adapters, name)).parameters
-    assert list(mine) == ["params", *theirs, "compile", "stored"]
-    assert all(mine[key].default == x.default for key, x in theirs.items())
-
-
 STUB = ast.parse(Path(ready_made.__file__).with_suffix(".pyi").read_text())
 
 

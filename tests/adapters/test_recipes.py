@@ -35,23 +35,6 @@ def test_a_recipe_that_reads_the_loss_needs_a_closure():
     assert w.item() == 2.0
 
 
-def trained(head_only):
-    """A recipe whose hyperparameter says which leaves move."""
-    return fo.selective_transform(fo.sgd(1.0), freeze_mask="body" if head_only else [])
-
-
-def test_a_hyperparameter_that_chooses_leaves_counts_at_the_next_step():
-    params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
-    opt = adapters.Optimizer(params.items(), trained, head_only=True)
-    for p in params.values():
-        p.grad = torch.ones(1)
-    opt.step()
-    assert [p.item() for p in params.values()] == [0.0, -1.0]
-    opt.param_groups[0]["head_only"] = False
-    opt.step()
-    assert [p.item() for p in params.values()] == [-1.0, -2.0]
-
-
 @pytest.mark.parametrize("compile", [True, False])
 def test_another_recipe_counts_at_the_next_step(compile):
     def decayed(lr):
@@ -230,12 +213,6 @@ def test_gradient_free_refuses_them_too():
         )
     opt = adapters.GradientFree([{"params": two(), "name": "all"}], fo.mezo, tx=fo.sgd, lr=0.1)
     assert opt.param_groups[0]["name"] == "all"
-
-
-def test_a_step_without_gradients_changes_nothing():
-    p = torch.nn.Parameter(torch.ones(3))
-    adapters.AdamW([p]).step()
-    assert torch.equal(p, torch.ones(3))
 
 
 def test_torchs_schedulers_take_a_schedule_as_a_factor():

@@ -5,7 +5,7 @@ import math
 import combined
 import pytest
 import torch
-from combined import LEAFWISE, WHOLE, WRAPPED, named_params, whole
+from combined import LEAFWISE, named_params, whole
 from helpers import assert_close, assert_same, clone, make_grads, run
 from sampling import some
 
@@ -14,7 +14,6 @@ from functional_optim import kernels
 from functional_optim.adapters import Optimizer
 from functional_optim.core.leafwise import Leafwise
 
-ALL = (*LEAFWISE, *WHOLE, *WRAPPED)
 KERNELS = (combined.with_norms, combined.deep, combined.guarded, combined.conditional)
 KERNELS += (combined.looking_ahead,)
 SMOOTH = tuple(r for r in LEAFWISE if r not in (combined.deep, combined.growing))
@@ -94,18 +93,6 @@ def step(opt, mine, grads):
         for name, p in mine.items():
             p.grad = None if g[name] is None else g[name].clone()
         opt.step()
-
-
-@pytest.mark.usefixtures("doubles")
-@each(LEAFWISE)
-def test_groups_of_equal_settings_are_one_group(recipe):
-    """A norm before a partition spans the groups, and one in a part does, too."""
-    params, grads = case(recipe)
-    one, mine = make(recipe, params)
-    three, other = make(recipe, params, groups=3)
-    step(one, mine, grads)
-    step(three, other, grads)
-    assert_close([p.detach() for p in other.values()], [p.detach() for p in mine.values()], 1e-14)
 
 
 def test_a_norm_before_a_partition_spans_all_that_moves_and_one_in_a_part_that_part():

@@ -154,17 +154,6 @@ def test_master_weights_of_nothing_are_told_once(monkeypatch):
         tx.init({"w": torch.ones(2, dtype=torch.bfloat16), "norm": torch.ones(2)})
 
 
-def test_a_recipe_of_exec_needs_no_name():
-    space = {"fo": fo}
-    text = "def recipe(lr=0.1):\n    return fo.chain(fo.scale_by_adam(), fo.scale_by_lr(lr))"
-    exec(text, space)
-    mine = model()
-    opt = adapters.Optimizer(mine.parameters(), space["recipe"])
-    mine(torch.ones(2, 3)).sum().backward()
-    opt.step()
-    assert opt.state_dict()["param_groups"][0]["lr"] == 0.1
-
-
 def test_a_rule_is_compiled_though_its_first_step_is_in_inference_mode():
     tx = fo.leafwise(None, lambda u, slots, p: (u.to(torch.float64).to(u.dtype), slots))
     with torch.inference_mode():

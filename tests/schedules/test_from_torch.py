@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
 
-import functional_optim as fo
 from functional_optim import schedules
 
 STEPS = 230
@@ -176,24 +175,6 @@ def test_a_rate_that_is_a_tensor_is_read_and_not_shared():
     schedule = schedules.from_torch(scheduler)
     scheduler.base_lrs[0].fill_(7.0)
     assert schedule(1).item() == 0.25
-
-
-def test_a_converted_schedule_drives_an_optimizer():
-    """The same training with torch's scheduler and optimizer, and with the schedule and sgd."""
-    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
-    opt = torch.optim.SGD([w], lr=0.1)
-    scheduler = torchs.OneCycleLR(opt, 0.2, total_steps=20, cycle_momentum=False)
-    tx = fo.sgd(schedules.from_torch(scheduler))
-    mine = w.detach().clone()
-    state = tx.init(mine)
-    for _ in range(19):
-        w.grad = w.detach().clone()
-        opt.step()
-        scheduler.step()
-        updates, state = tx.update(mine, state, mine)
-        mine = fo.apply_updates(mine, updates)
-    torch.testing.assert_close(mine, w.detach(), rtol=1e-13, atol=0)
-    assert mine[0] < 0.2
 
 
 class Mine(torchs.LambdaLR):
