@@ -1,6 +1,5 @@
 """Gradients through steps: differentiable=True, and pure transforms under torch.func."""
 
-import math
 from typing import Any
 
 import cases
@@ -8,7 +7,6 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, make_grads, run, step_object
-from sampling import some
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -176,7 +174,6 @@ pytestmark = [
     pytest.mark.usefixtures("doubles"),  # a finite difference would see the rounding of others
 ]
 BATCH = [p for p in PURE if not p.values[0].cannot & {"vmap", "schedule"}]
-FEW = [p for p in BATCH if not p.marks][:12]
 
 
 def inner_loop(case, params, weights, steps=5, **hyper):
@@ -225,32 +222,6 @@ def test_the_slope_along_initial_parameters_and_weights_of_the_examples(case):
     f = lambda weights: inner_loop(case, start(), weights)  # noqa: E731
     slope = assert_slope(f, torch.rand(6) + 0.5, torch.randn(6))
     assert abs(slope) > 1e-6 or case.name in SIGNS  # which read signs alone
-
-
-def test_the_slope_of_an_average_along_the_initial_parameters():
-    tx = fo.chain(fo.sgd(lr=0.1), fo.params_ema(0.9))
-
-    def f(p):
-        _, state = run(tx, p, [torch.sin] * 3)
-        return state.slots["params_ema"].square().sum()
-
-    assert_slope(f, torch.randn(4), torch.randn(4))
-
-
-@pytest.mark.parametrize("case", some(BATCH, 0, FEW))
-def test_a_batch_of_slopes_along_the_learning_rate(case):
-    """vmap over torch.func.grad over steps that have torch.func.grad in them."""
-
-    def f(lr):
-        return inner_loop(case, start(), torch.ones(6), lr=lr)
-
-    lrs = case.hyper["lr"] * torch.tensor([0.5, 1.0, 1.5])
-    slopes = torch.vmap(torch.func.grad(f))(lrs)
-    for lr, slope in zip(lrs, slopes, strict=True):
-        assert_close(slope, torch.func.grad(f)(lr), 1e-10)
-        assert_close(slope, difference(f, lr, torch.ones(())), 1e-5)
-        assert math.isfinite(slope)
-        assert abs(slope) > 1e-4
 
 
 @pytest.mark.parametrize("case", [p for p in BATCH if p.id != "kl_shampoo"])

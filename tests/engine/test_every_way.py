@@ -99,21 +99,6 @@ def late(lr: Any) -> Any:
     return fo.leafwise(init, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="late")
 
 
-def cumulated(lr: Any) -> Any:
-    """A rule without a kernel, between others."""
-    rule = fo.leafwise(None, lambda u, slots, p: (u.cumsum(0) if u.dim() else u, slots), name="sum")
-    return fo.chain(fo.trace(0.9), rule, fo.clip_by_global_norm(1.0), fo.scale_by_lr(lr))
-
-
-def by_shape(lr: Any) -> Any:
-    """A rule that asks which side of a matrix is longer."""
-
-    def update(u: Tensor, slots: Any, p: Tensor, lr: Any) -> tuple[Tensor, Any]:
-        return (-lr if u.shape[0] > u.shape[-1] else lr) * u, slots
-
-    return fo.leafwise(None, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="by_shape")
-
-
 def around(make: Callable[[], Any]) -> Callable[[Any], Any]:
     """Rules of each kind around one."""
     return lambda lr: fo.chain(
@@ -154,10 +139,6 @@ def square(shape: tuple[int, ...]) -> bool:
     return broad(shape) and shape[0] == shape[1]
 
 
-def with_rows(shape: tuple[int, ...]) -> bool:
-    return len(shape) > 0
-
-
 MATRICES: dict[str, Any] = {"takes": broad, "real": True, "large": False}
 SOAP = {**MATRICES, "takes": square, "rounding": 1e-9}
 LOOKING = fo.cautious(fo.scale_by_adam())
@@ -169,8 +150,6 @@ RECIPES = {
     "shapes": Row(shapes, **MATRICES),
     "refreshing": Row(refreshing, **MATRICES),
     "measured": Row(lambda lr: fo.chain(fo.trace(0.9), unit_rms(lr), fo.scale_by_lr(1.0))),
-    "cumulated": Row(cumulated, real=True),
-    "by shape": Row(by_shape, takes=with_rows, real=True),
     "adaptive clip": Row(lambda lr: fo.chain(fo.adaptive_grad_clip(0.1), fo.adamw(lr)), real=True),
     "centralize": Row(lambda lr: fo.chain(*CENTRED, fo.sgd(lr)), real=True),
     "a look back": Row(lambda lr: fo.chain(fo.trace(0.9), LOOKING, fo.scale_by_lr(lr))),
