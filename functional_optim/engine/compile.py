@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -130,9 +129,6 @@ class Step(Reconstructible):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.tx, self.options
 
-    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
-        """Start building the kernels for a step of these trees, if they are known."""
-
     def by_operations(
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
@@ -178,9 +174,6 @@ class CommittedStep(Step):
         self.step: Any = compile(tx.inner, **options._asdict())
         self.nested = "commit" in tx.inner.extra
 
-    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
-        self.step.begin(params, state, extra)
-
     def __call__(
         self, grads: Any, state: Any, params: Any, *, commit: Any = base.NEEDED, **extra: Any
     ) -> tuple[Any, Any]:
@@ -195,9 +188,6 @@ class CommittedStep(Step):
 
 class LocalStep(CommittedStep):
     """A local step, with its records."""
-
-    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
-        self.step.begin(params, state.inner, extra)
 
     def __call__(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         if self.donate:
@@ -219,11 +209,6 @@ class SharpnessAwareStep(Step):
         super().__init__(tx, options)
         self.uphill: Any = compile(tx.ascent, **options._replace(donate=False)._asdict())
         self.step: Any = compile(tx.inner, **options._asdict())
-
-    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
-        own = {name: x for name, x in extra.items() if name in self.tx.inner.extra}
-        self.uphill.begin(params, state.ascent, {})
-        self.step.begin(params, state.inner, own)
 
     def __call__(
         self, grads: Any, state: Any, params: Any, *, grad_fn: Any = base.NEEDED, **extra: Any
@@ -280,18 +265,6 @@ class FusedStep(Step):
         self.plans: tuple[TreePlan, ...] = ()
         """The last one first; others are of the same tensors, with other gradients missing."""
         self.elsewhere: CompiledUpdate | None = None
-
-    def begin(self, params: Any, state: State, extra: dict[str, Any]) -> None:
-        """Build kernels with gradients without memory."""
-        check_state(self.tx.placements, self.tx.layout, state)
-        base.check_params(params)
-        if without_kernels(params):
-            return
-        with suppress(Exception):  # tensors that do not support such gradients compile later
-            grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
-            plan = self._planned(grads, state, params)
-            wanted = base.unrecorded(plan.wanted, plan.given, extra)
-            kernels.prefetch(wanted, wait=False)
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         plan, given = None, None

@@ -195,11 +195,6 @@ class StepPlan:
             for context in contexts:
                 context.prepare()
 
-    def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Source]:
-        """The native libraries that a step needs, as far as they are known before it."""
-        contexts = self._contexts(grads, extra)
-        return [one for context in contexts for one in context.wanted()]
-
     def beside(self, plans: Iterable[Own]) -> tuple[Own, ...]:
         """Those of some plans that are of the same tensors, with other gradients missing.
 

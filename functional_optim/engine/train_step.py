@@ -1,7 +1,7 @@
 """`compile_train_step`: the loss compiled, its gradients outside the graph, and the update.
 
 In one graph with the update Inductor does not separate forward and backward, and compiles 1.6 to
-2.3 times as long. The update has other kernels anyway, which are built while the loss is compiled.
+2.3 times as long. The update has other kernels anyway.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def compile_train_step(
 ) -> Callable[..., tuple[Any, ...]]:
     """Compile a train step: `params, state, loss = step(params, state, *batch)`.
 
-    The loss and its gradients are compiled with torch.compile, the update as by `fo.compile`, and
-    the kernels of the update are built meanwhile. It compiles in about the time of torch's own
-    loop (a compiled model, `loss.backward()` and a fused optimizer), and steps as fast. A new
-    learning rate, a schedule, or another `accumulate` compiles nothing.
+    The loss and its gradients are compiled with torch.compile, the update as by `fo.compile`. It
+    compiles in about the time of torch's own loop (a compiled model, `loss.backward()` and a fused
+    optimizer), and steps as fast. A new learning rate, a schedule, or another `accumulate` compiles
+    nothing.
 
     Args:
         loss_fn: `loss_fn(params, *batch)` returns the loss, a real 0-dim tensor. For a module, call
@@ -151,7 +151,6 @@ class TrainStep(Reconstructible):
             self._check_frozen(params)
             if self.compiled:
                 self._compile_loss(params)
-                self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
             self.begun = True
         find = self._by_transforms if traced else self._by_autograd
         scale = self._loss_scale(state)

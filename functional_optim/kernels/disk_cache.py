@@ -239,6 +239,7 @@ def build_lock(name: str, *, wait: bool = True) -> Iterator[bool]:
         if locked and os.getpid() == owner:  # not in a fork, whose parent builds it
             with suppress(OSError):
                 path.unlink()
+            fcntl.flock(handle, fcntl.LOCK_UN)  # also of forks, which have the same handle
         os.close(handle)
 
 

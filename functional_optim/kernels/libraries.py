@@ -43,56 +43,16 @@ class Native:
 
 _built: dict[str, Native | None] = {}
 """Libraries by their texts; None for one that is not available."""
-_pending: dict[str, PendingBuild] = {}
-"""Libraries that are being built."""
 _lock = threading.RLock()
 
 
 def _in_a_fork() -> None:
-    """Begin without the builds of the parent, one of whose other threads may hold the lock."""
+    """Begin without the lock, which another thread of the parent may hold."""
     global _lock
     _lock = threading.RLock()
-    begun = set(_pending.values())
-    _pending.clear()
-    for pending in begun:
-        pending.locks.close()
 
 
 os.register_at_fork(after_in_child=_in_a_fork)
-
-
-class PendingBuild:
-    """Libraries that are being built. beside: that of `watch`, if it is built at the same time."""
-
-    def __init__(self, sources: Sequence[Source], beside: Sequence[toolchain.Job]) -> None:
-        self.sources = sources
-        self.beside = beside
-        self.locks = ExitStack()
-        """Locks that keep other processes from building them."""
-        jobs = [*beside, *[toolchain.kernel(x.text) for x in sources]]
-        count = len(sources)
-        # an interrupt that is held back until then leaves no compiler that nobody knows
-        self.build = held(toolchain.Build, jobs, f"{count} kernel{'s' * (count != 1)}")
-        _pending.update({x.text: self for x in sources})
-
-    def finish(self) -> None:
-        """Wait for them, and keep them.
-
-        Raises:
-            Exception: if the compiler fails.
-        """
-        try:
-            if self.beside:  # first: an interrupt here leaves the kernels missing, too
-                with suppress(RuntimeError, OSError, NoCompiler):  # nobody has to have it
-                    watch.take(self.build.finish(0), keep=True)
-                watch.tried = True
-            for i, source in enumerate(self.sources, len(self.beside)):
-                _built[source.text] = _loaded(self.build.finish(i), source)
-        finally:
-            for source in self.sources:
-                _pending.pop(source.text, None)
-            self.build.close()
-            self.locks.close()
 
 
 def _loaded(path: Path, source: Source) -> Native:
@@ -113,29 +73,21 @@ def library(wanted: Source, *, strict: bool = False) -> Native | None:
     text = wanted.text
     if text not in _built or (strict and _built[text] is None):
         with _lock:
-            if text in _pending:
-                with suppress(Exception):
-                    let_through(_pending[text].finish)
             if text not in _built or (strict and _built[text] is None):
                 _built[text] = let_through(partial(_made, wanted, strict))
     return _built[text]
 
 
-def prefetch(every: Sequence[Source], *, wait: bool = True) -> None:
+def prefetch(every: Sequence[Source]) -> None:
     """Build what is missing of some libraries at once, for `library`.
 
     Nothing is said of what cannot be built: `library` tries it again. What another process is
     building is left to it, until `library` asks.
-
-    wait: until they are there. False: until `library` asks for one of them.
     """
-    missing = {x.text: x for x in every if x.text not in _built}
-    if len(missing) >= (2 if wait else 1):
+    if len({x.text for x in every if x.text not in _built}) > 1:
         with _lock, suppress(Exception):
-            left = [x for text, x in missing.items() if text not in {*_built, *_pending}]
-            pending = let_through(partial(_begin, left, wait=False))
-            if wait and pending is not None:
-                let_through(pending.finish)
+            missing = {x.text: x for x in every if x.text not in _built}
+            let_through(partial(_take, [*missing.values()], wait=False))
 
 
 def count() -> int:
@@ -145,9 +97,7 @@ def count() -> int:
 
 def _made(wanted: Source, strict: bool) -> Native | None:
     try:
-        pending = _begin([wanted], wait=True)
-        if pending is not None:
-            pending.finish()
+        _take([wanted], wait=True)
     except Exception as error:
         why = toolchain.trouble()
         found = NoCompiler(why) if why else error
@@ -158,14 +108,14 @@ def _made(wanted: Source, strict: bool) -> Native | None:
     return _built[wanted.text]
 
 
-def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
-    """Begin to build libraries, but those that are kept.
+def _take(sources: Sequence[Source], *, wait: bool) -> None:
+    """Load libraries that are kept, and build the others.
 
     wait: for other processes that build one of them.
     """
     kept: dict[str, Native] = {}
+    missing: list[Source] = []
     with ExitStack() as locks:
-        missing: list[Source] = []
         for source in sources:
             native = _kept(source)
             if native is None:
@@ -177,18 +127,33 @@ def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
                 missing.append(source)
             else:
                 kept[source.text] = native
-        begun = any(x.beside for x in _pending.values())
-        beside = [] if begun else list(filter(None, [watch.missing()]))
-        if missing:
-            pending = PendingBuild(missing, beside)
-            pending.locks = locks.pop_all()
-            _built.update(kept)
-            return pending
-    if beside:
-        with suppress(OSError, NoCompiler):
-            PendingBuild([], beside).finish()
+        _build(missing)
     _built.update(kept)  # now: after an interrupt `watch` is begun again with them
-    return None
+
+
+def _build(sources: Sequence[Source]) -> None:
+    """Build libraries, and that of `watch` beside them, and keep them.
+
+    Raises:
+        Exception: if the compiler fails.
+    """
+    beside = list(filter(None, [watch.missing()]))
+    jobs = [*beside, *[toolchain.kernel(x.text) for x in sources]]
+    if not jobs:
+        return
+    count = len(sources)
+    # an interrupt that is held back until then leaves no compiler that nobody knows
+    with suppress(*(() if sources else (OSError, NoCompiler))):
+        build = held(toolchain.Build, jobs, f"{count} kernel{'s' * (count != 1)}")
+        try:
+            if beside:  # first: an interrupt here leaves the kernels missing, too
+                with suppress(RuntimeError, OSError, NoCompiler):  # nobody has to have it
+                    watch.take(build.finish(0), keep=True)
+                watch.tried = True
+            for i, source in enumerate(sources, len(beside)):
+                _built[source.text] = _loaded(build.finish(i), source)
+        finally:
+            build.close()
 
 
 def _kept(source: Source) -> Native | None:

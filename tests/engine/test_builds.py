@@ -59,12 +59,11 @@ def test_kernels_that_are_asked_for_together_are_built_at_once(compiler):
     assert compiler.kernels() == 2
 
 
-def test_what_was_begun_before_is_waited_for(compiler, monkeypatch):
-    """Here of more kernels than cores."""
+def test_more_kernels_than_cores_are_built_once(compiler, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     wanted = [source(n) for n in range(5)]
     for _ in range(2):
-        libraries.prefetch(wanted, wait=False)
+        libraries.prefetch(wanted)
     assert [answer(libraries.library(x)) for x in wanted] == list(range(5))
     assert compiler.kernels() == 5
 
@@ -124,8 +123,7 @@ import sys
 sys.path.insert(0, {support!r})
 from compilers import source
 from functional_optim.kernels import libraries
-libraries.prefetch([source(1), source(2)], wait={wait})
-sys.stdin.read()
+libraries.prefetch([source(1), source(2)])
 """
 
 
@@ -136,12 +134,12 @@ def slow(tmp_path: Path) -> Compiler:
     return Compiler(tmp_path, "sleep 300")
 
 
-def start(compiler: Compiler, *, wait: bool) -> subprocess.Popen[str]:
-    """A process that builds two kernels, or begins to."""
+def start(compiler: Compiler) -> subprocess.Popen[str]:
+    """A process that builds two kernels."""
     folder = compiler.path.parent
     told = {"CXX": str(compiler.path), "TMPDIR": str(folder / "scratch")}
     told |= {"FUNCTIONAL_OPTIM_CACHE": str(folder / "kernels")}
-    code = BEGUN.format(support=str(Path(__file__).parents[1] / "support"), wait=wait)
+    code = BEGUN.format(support=str(Path(__file__).parents[1] / "support"))
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **told},
@@ -152,27 +150,21 @@ def start(compiler: Compiler, *, wait: bool) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_process_that_ends_leaves_neither_folders_nor_compilers(slow, interrupted):
-    """Also one that waits for them and is interrupted: it ends at once."""
-    process = start(slow, wait=interrupted)
+def test_an_interrupted_process_ends_at_once_and_leaves_neither_folders_nor_compilers(slow):
+    process = start(slow)
     groups = slow.wait(2)
     begun = time.monotonic()
-    if interrupted:
-        process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     _, said = process.communicate()
-    if interrupted:
-        assert time.monotonic() - begun < 10
-        assert said.strip().endswith("KeyboardInterrupt")
-    else:
-        assert (process.returncode, said) == (0, "")
+    assert time.monotonic() - begun < 10
+    assert said.strip().endswith("KeyboardInterrupt")
     assert not list((slow.path.parent / "scratch").iterdir())
     assert gone(groups)
 
 
 def test_a_killed_process_is_in_nobodys_way(slow, monkeypatch):
     """Its lock goes with it. What it has left is the compilers', which end by themselves."""
-    process = start(slow, wait=True)
+    process = start(slow)
     groups = slow.wait(2)
     process.kill()
     process.communicate()

@@ -2,14 +2,12 @@
 
 import copy
 import pickle
-import sys
-import time
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from compilers import Compiler, forget
+from compilers import forget
 from helpers import assert_close, assert_same, clone
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -90,29 +88,6 @@ def test_micro_batches_take_the_step_of_their_mean_with_a_scaled_loss_too(parts,
     params, state, losses = by_step(made(loss_fn, tx, accumulate=parts), batches())
     assert_close([params, losses], [expected, values], 1e-12)
     assert not scale or fo.get(state, "loss_scale").item() == 2048.0
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
-def test_kernels_are_built_while_the_loss_runs(monkeypatch, tmp_path):
-    compiler = Compiler(tmp_path)
-    forget(monkeypatch)
-    monkeypatch.setenv("CXX", str(compiler.path))
-    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
-    begun = []
-
-    def watched(*args: Any) -> Tensor:
-        until = time.monotonic() + 60
-        while not compiler.kernels() and time.monotonic() < until:
-            time.sleep(0.01)
-        begun.append(compiler.kernels())
-        return loss_fn(*args)
-
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: watched)
-    step = fo.compile_train_step(loss_fn, recipe(), strict=True)
-    found = by_step(step, batches())
-    assert begun[0] > 0
-    assert begun[1:] == [2, 2]  # the norm and the step
-    assert_close(found, by_loop(recipe(), batches()), 1e-12)
 
 
 def test_a_loss_that_cannot_be_compiled_runs_eagerly_and_says_so(monkeypatch):

@@ -93,7 +93,8 @@ what was built is not kept
 +     return native
 ? engine/test_kernel_store.py -k kept_once
 processes that start at once build the same kernel
-~ ⟦pending.locks = locks.pop_all() → pass⟧
+-         _build(missing)
++     _build(missing)
 ? engine/test_kernel_store.py -k start_at_once
 = functional_optim/kernels/disk_cache.py
 a damaged library is loaded
