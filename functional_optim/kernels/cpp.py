@@ -191,7 +191,7 @@ def stored(text: str, dtype: torch.dtype) -> str:
 
 
 def text_of(name: str) -> str:
-    """A file of C++ beside this one."""
+    """A file of C++ next to this one."""
     return Path(__file__).with_name(name).read_text("utf-8")
 
 

@@ -132,7 +132,7 @@ def _take(sources: Sequence[Source], *, wait: bool) -> None:
 
 
 def _build(sources: Sequence[Source]) -> None:
-    """Build libraries, and that of `watch` beside them, and keep them.
+    """Build libraries together with that of `watch`, and keep them.
 
     Raises:
         Exception: if the compiler fails.
