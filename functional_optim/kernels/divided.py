@@ -106,11 +106,13 @@ class Total:
     def __init__(self, how: Combination) -> None:
         self.how: Combination = how
         self.views: list[Tensor] = []
+        self.sizes: list[int] = []
         self.empty: list[Tensor] = []
 
     def add(self, view: Tensor, *, empty: bool) -> None:
         """One more. empty: whether this process has no row that counts."""
         self.views.append(view)
+        self.sizes.append(len(view))
         if empty and self.how != "sum":
             self.empty.append(view)
 
@@ -123,4 +125,4 @@ class Total:
 
     def complete(self, whole: Tensor) -> None:
         """Replace what this process has by what all have together."""
-        torch.split_with_sizes_copy(whole, [len(x) for x in self.views], out=self.views)
+        torch.split_with_sizes_copy(whole, self.sizes, out=self.views)
