@@ -12,7 +12,8 @@ from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.recipes import of_model, with_kernels
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.summary import text_of_groups
-from functional_optim.combinators.hidden_matrices import LABELS, HiddenMatrices
+from functional_optim.combinators.as_matrix import views_of
+from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.core.paths import subtree
 from functional_optim.tuning.summary import folded, summary
 
@@ -100,8 +101,10 @@ class MuonAdamW(Optimizer):
         own = ("self", "params", "__class__")
         hyper = {key: x for key, x in locals().items() if key not in ("own", *own)}
         self.adamw = {key: hyper.pop(f"adamw_{key}") for key in ("lr", "weight_decay")}
-        tell = HiddenMatrices("MuonAdamW", muon, adamw)
-        params, hyper = of_model("MuonAdamW", params, of_one_group, hyper, tell.is_matrix)
+        tell = HiddenMatrices("MuonAdamW", ("muon", "adamw"), muon, adamw)
+        params, hyper = of_model(
+            "MuonAdamW", params, of_one_group, hyper, lambda path, p: tell(path, p) == "muon"
+        )
         super().__init__(params, of_one_group, **hyper)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -123,11 +126,13 @@ class MuonAdamW(Optimizer):
         rest = {k: x for k, x in group.items() if k not in ("params", "param_names")}
         own = {name: rest.pop(f"adamw_{name}") for name in self.adamw if f"adamw_{name}" in rest}
         given = {**self.defaults, **rest}
-        tell = HiddenMatrices("MuonAdamW", *[given[name] for name in (*LABELS, "views")])
+        views = views_of("MuonAdamW", given["views"] or {})
+        labels = ("muon", "adamw")
+        tell = HiddenMatrices("MuonAdamW", labels, given["muon"], given["adamw"], views)
         paths = named({"params": [p for _, p in pairs], "param_names": [name for name, _ in pairs]})
         found = [tell(path, p) for path, p in paths]
         of_adamw = {**self.adamw, **({} if "muon" in found else rest), **own}
-        for label in LABELS:
+        for label in labels:
             mine = [pair for pair, x in zip(pairs, found, strict=True) if x == label]
             more = of_adamw if label == "adamw" else {}
             name = self._free(f"{rest['name']}.{label}" if "name" in rest else label)

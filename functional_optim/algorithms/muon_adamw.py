@@ -12,7 +12,7 @@ import torch
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, adamw
 from functional_optim.algorithms.muon import Accumulator, Nesterov, muon
-from functional_optim.combinators.as_matrix import Views, seen_by_path
+from functional_optim.combinators.as_matrix import Views, seen_by_path, views_of
 from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation
@@ -97,12 +97,17 @@ def muon_adamw(
         >>> [float(updates[name]["weight"][0, 0].abs() > 0.05) for name in ("up", "head")]
         [1.0, 0.0]
     """
-    choice = HiddenMatrices("muon_adamw", muon, adamw, views)
+    labels = ("muon", "adamw")
+    tell = HiddenMatrices("muon_adamw", labels, muon, adamw)
+    known = views_of(
+        "muon_adamw", {} if views is None else views, lambda path, p: tell(path, p) == "muon"
+    )
+    choice = HiddenMatrices("muon_adamw", labels, muon, adamw, known)
     hidden = _muon(
         lr, weight_decay, momentum, nesterov, ns_coefficients, ns_eps, ns_steps,
         scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
     )  # fmt: skip
-    hidden = hidden if choice.views is None else seen_by_path(hidden, choice.views)
+    hidden = seen_by_path(hidden, known) if known.ways else hidden
     return partition(
         {"muon": hidden, "adamw": _adamw(adamw_lr, betas, eps, adamw_weight_decay)}, choice
     )

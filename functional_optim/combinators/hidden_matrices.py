@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.nn import Module
-
-from functional_optim.combinators.as_matrix import ByPath, Views, views_of
+from functional_optim.combinators.as_matrix import ByPath
 from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
 
 EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
@@ -59,32 +57,26 @@ def is_hidden_matrix(path: str, leaf: Any, shape: Sequence[int] | None = None) -
     return True
 
 
-LABELS = ("muon", "adamw")
-"""Of hidden matrices, and of all other leaves."""
-
-
 class HiddenMatrices(Answers):
     """Selects one of two transformations for a leaf: that of matrices, or that of all others.
 
-    who: the recipe, for errors. matrices, others: masks of leaves for each; `is_hidden_matrix`
-    decides about the others. views: matrix views of leaves, or the model, since each matrix of a
-    stack counts separately.
+    who: the recipe, for errors. labels: those of the two. matrices, others: masks of leaves for
+    each; `is_hidden_matrix` decides about the others. views: matrix views of leaves, since each
+    matrix of a stack counts separately.
     """
 
-    views: ByPath | None = None
-
     def __init__(
-        self, who: str, matrices: Mask, others: Mask, views: Views | Module | None = None
+        self,
+        who: str,
+        labels: tuple[str, str],
+        matrices: Mask,
+        others: Mask,
+        views: ByPath | None = None,
     ) -> None:
-        super().__init__({}, LABELS, "labels")
+        super().__init__({}, labels, "labels")
         self.who = who
         self.claims = [masked_by(mask).answers for mask in (matrices, others)]
-        if views is not None:
-            self.views = views_of(who, views, self.is_matrix)
-
-    def is_matrix(self, path: str, leaf: Any) -> bool:
-        """Whether a leaf is for the first of the two."""
-        return self(path, leaf) == self.known[0]
+        self.views = views
 
     def __call__(self, path: str, leaf: Any) -> str:
         matrix, other = self.known
@@ -120,7 +112,7 @@ class HiddenMatrices(Answers):
             return
         who, (matrix, other) = parts[0][0].who, parts[0][0].known
         paths = [path for _, path, _ in leaves]
-        found = [path for own, path, p in leaves if own.is_matrix(path, p)]
+        found = [path for own, path, p in leaves if own(path, p) == matrix]
         if not found:
             raise ValueError(
                 f"{who} found no matrix of a hidden layer among {some_of(paths)}; name some with "
