@@ -112,7 +112,16 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
     numeric.check_count("scale_by_lbfgs", 1, history_size=history_size)
 
     def init(params: Any) -> ScaleByLbfgsState:
-        return first_state(ScaleByLbfgsState, Ravel(params), history_size)
+        flat = Ravel(params)
+        return ScaleByLbfgsState(
+            n_iter=flat.zeros(dtype=torch.int64),
+            old_dirs=flat.zeros(history_size, flat.size),
+            old_stps=flat.zeros(history_size, flat.size),
+            ro=flat.zeros(history_size),
+            H_diag=flat.zeros() + 1,
+            prev_flat_params=flat.zeros(flat.size),
+            prev_flat_grad=flat.zeros(flat.size),
+        )
 
     def update(
         grads: Any, state: ScaleByLbfgsState, params: Any = None
@@ -237,7 +246,18 @@ def lbfgs(
     tolerances = (tolerance_grad, tolerance_change)
 
     def init(params: Any) -> LbfgsState:
-        return first_state(LbfgsState, Ravel(params, batched=batched), history_size)
+        flat = Ravel(params, batched=batched)
+        return LbfgsState(
+            n_iter=flat.zeros(dtype=torch.int64),
+            func_evals=flat.zeros(dtype=torch.int64),
+            d=flat.zeros(flat.size),
+            t=flat.zeros(),
+            old_dirs=flat.zeros(history_size, flat.size),
+            old_stps=flat.zeros(history_size, flat.size),
+            ro=flat.zeros(history_size),
+            H_diag=flat.zeros() + 1,
+            prev_flat_grad=flat.zeros(flat.size),
+        )
 
     def update(
         grads: Any,
@@ -289,15 +309,6 @@ def lbfgs(
         return flat.tree(run.x.reshape(x.shape) - x, stored=False), new
 
     return GradientTransformation(init, update)
-
-
-def first_state(kind: Any, flat: Ravel, m: int) -> Any:
-    """A state without pairs, in which all is 0 but the scale. m: history size."""
-    n, numbers = flat.size, ("n_iter", "func_evals", "t", "H_diag")
-    shapes = {"old_dirs": (m, n), "old_stps": (m, n), "ro": (m,), **dict.fromkeys(numbers, ())}
-    found = {name: flat.zeros(*shapes.get(name, (n,))) for name in kind._fields}
-    counts = {name: found[name].to(torch.int64) for name in numbers[:2] if name in found}
-    return kind(**{**found, **counts, "H_diag": found["H_diag"] + 1})
 
 
 # ---------------------------------------------------------------- running
