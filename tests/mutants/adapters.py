@@ -165,9 +165,9 @@ another recipe is ignored while the plan is valid
 a traced step has a gate for each group
 ~ place = ⟦given[len(self.places)] if traced → len(self.rules) if traced⟧
 ? adapters/test_gradients_by_turns.py -k in_a_graph
-= adapters/sharpness.py
+= adapters/joint.py
 a closure may add both gradients
-~ if p.grad is ⟦mark → before⟧ and bool
+~ added = found is ⟦mark → before⟧ or
 ? combinators/test_sharpness.py -k does_not_clear
 = adapters/stepping/leaves.py
 slots may be packed in the middle

@@ -219,7 +219,7 @@ keys that heads share take the factor of the first
 ? transforms/test_qk_clip.py -k share
 = functional_optim/schedules/pieces.py
 a part of a join counts from the first step of all
-~ part(⟦numeric.maximum(n - start, 0.0) → n⟧)
+~ called(part, ⟦numeric.maximum(n - start, 0.0) → n⟧)
 ? tests/schedules -k join
 = functional_optim/schedules/warm.py
 an exponential warm-up starts at 1
