@@ -117,7 +117,7 @@ builds that are interrupted leave their folders
 -     shutil.rmtree(folder, ignore_errors=True)
 -
 +
-? engine/test_builds.py -k that_ends
+? engine/test_builds.py -k ends_at_once
 = functional_optim/warmup.py
 warm-up takes the rows of matrices for those of vectors
 ~ if ⟦any(x.source.axes > 1 for x in used) → False⟧:
