@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.algorithms.lbfgs.batching import checked_value
 from functional_optim.algorithms.lbfgs.line_search import can_branch
 from functional_optim.algorithms.lbfgs.transform import (
     ValueAndGrad,
@@ -193,6 +194,7 @@ def _self_scaled(
     ) -> tuple[Any, SelfScaledState]:
         check_function(method, value, value_and_grad)
         flat = flat_of(params, grads)
+        checked_value(value, flat)
         _check_state(method, state, flat)
         x, g = flat.vector(params), flat.vector(grads)
         _check_plain(method, x, g, value)
@@ -205,6 +207,7 @@ def _self_scaled(
 
         def evaluate(point: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
             value, grads = pair_of(as_before(value_and_grad, flat.tree(point[0])))
+            checked_value(value, flat)
             check_grads(params, grads)
             _check_plain(method, value, found := flat.vector(grads))
             return wide(value, found)

@@ -117,13 +117,13 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         base.check_extra(extra, known)
         base.check_passed(params)
         flat = Ravel(params)
-        extra = narrowed(extra, flat.tree, flat.vector)
+        extra = narrowed(extra, params, flat.tree, flat.vector)
+        if reads:
+            base.check_structure(params, grads)
         given = flat.vector(grads) if tree.leaves(grads) else None
-        if given is None and reads:
-            base.check_grads(params, grads)
-            if custom:  # one written for a vector need not know None
-                pass_over(tx.placements)
-                return tree.map(lambda p: None, params), state
+        if given is None and reads and custom:  # one written for a vector need not know None
+            pass_over(tx.placements)
+            return tree.map(lambda p: None, params), state
         with _path(params):
             u, state = tx.update(given, state, flat.vector(params), **extra)
         if u is None:  # frozen

@@ -288,10 +288,16 @@ def real_only(name: str) -> Callable[[Tensor], EmptyState]:
 
 def check_grads(params: Tree, grads: Tree) -> None:
     """Raise an error unless each parameter has one matching gradient, or None."""
-    tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) per parameter")
+    check_structure(params, grads, shapes=True)
     for (path, p), (_, g) in zip(tree.items(params), tree.rows(params, grads), strict=True):
         if g is not None:
             check_gradient(path, g, p)
+
+
+def check_structure(params: Tree, grads: Tree, *, shapes: bool = False) -> None:
+    """Raise ValueError unless each parameter has one gradient, or None. shapes: of its shape."""
+    advice = "pass one gradient (or None) per parameter"
+    tree.check_same(params, grads, "params", "grads", advice, shapes=shapes)
 
 
 def check_gradient(path: str, g: Any, p: Tensor) -> None:

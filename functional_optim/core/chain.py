@@ -239,8 +239,9 @@ def on_some(
 
         if grads is None and not tx.reads_gradients:
             grads = tree.map(lambda _: None, params)
+        base.check_structure(params, grads)
         mine, given = cut(params, grads)
-        extra = narrowed(extra, filled(params), lambda x: cut(params, x)[1])
+        extra = narrowed(extra, params, filled(params), lambda x: cut(params, x)[1])
         if not tree.leaves(mine):
             pass_over(tx.placements)
             return tree.map_with_path(joined, params, grads, grads), state
@@ -260,23 +261,27 @@ def on_some(
 
 
 def narrowed(
-    extra: dict[str, Any], fill: Callable[[Any], Any], cut: Callable[[Any], Any]
+    extra: dict[str, Any], params: Any, fill: Callable[[Any], Any], cut: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """The extra arguments of a transformation of a part, or a form, of the tree.
+    """The extra arguments of a transformation of a part, or a form, of the tree of parameters.
 
     fill: from parameters as the transformation gets them to the tree. cut: from a tree to what the
     transformation gets.
     """
 
+    def fitting(grads: Any) -> Any:
+        base.check_structure(params, grads)
+        return cut(grads)
+
     def pair(found: Any) -> Any:
-        if isinstance(found, tuple) and len(found) == 2:
-            return found[0], cut(found[1])
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor):
+            return found[0], fitting(found[1])
         return found  # the transformation raises an error
 
-    changes = {"residual_fn": None, "value_fn": None, "grad_fn": cut, "value_and_grad": pair}
+    changes = {"residual_fn": None, "value_fn": None, "grad_fn": fitting, "value_and_grad": pair}
     new = {name: completed(x, fill, changes[name]) for name, x in extra.items() if name in changes}
     if "grad" in extra:
-        new["grad"] = cut(extra["grad"])
+        new["grad"] = fitting(extra["grad"])
     return {**extra, **new}
 
 

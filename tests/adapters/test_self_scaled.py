@@ -199,7 +199,7 @@ def test_bad_calls_change_nothing(name):
             tx.update(grads, wrong, x, **more)
     with pytest.raises(TypeError, match=r"return \(value, gradients\)"):
         tx.update(grads, state, x, value=value, value_and_grad=lambda x: value)
-    with pytest.raises(ValueError, match="one number"):
+    with pytest.raises(TypeError, match=r"the value has shape \(4,\), .* has them in reverse"):
         tx.update(grads, state, x, value=value, value_and_grad=lambda x: (x, x))
     p = nn.Parameter(torch.ones(2, dtype=torch.float64))
     opt = obj([p])

@@ -318,6 +318,24 @@ def test_what_is_no_function_of_value_and_gradients_is_told(make, wrong):
         tx.update(grads, tx.init(p), p, value=value, value_and_grad=wrong)
 
 
+@pytest.mark.parametrize("around", [*AROUND.values(), fo.flatten, lambda tx: tx])
+@pytest.mark.parametrize("make", [fo.lbfgs, fo.ssbfgs, fo.ssbroyden])
+def test_gradients_before_the_value_are_told(make, around):
+    p = {"w": torch.ones(3, 2).double(), "b": torch.zeros(2).double()}
+    value, grads = value_and_grad(p)
+    tx, reverse = around(make()), torch.func.grad_and_value(pulled)
+    state, words = tx.init(p), "the value has type dict, .*grad_and_value has them in reverse"
+    with pytest.raises(TypeError, match=words):
+        tx.update(grads, state, p, value=value, value_and_grad=reverse)
+    with pytest.raises(TypeError, match=words):
+        tx.update(grads, state, p, value=grads, value_and_grad=value_and_grad)
+    for wrong in (value, [grads["w"], grads["b"]]):
+        with pytest.raises(ValueError, match="params and grads have different structures"):
+            tx.update(wrong, state, p, value=value, value_and_grad=value_and_grad)
+        with pytest.raises(ValueError, match="params and grads have different structures"):
+            tx.update(grads, state, p, value=value, value_and_grad=lambda p, g=wrong: (value, g))
+
+
 TREES = {
     "with_schedule": lambda tx: fo.with_schedule(lambda c: tx, c=1),
     "gate": lambda tx: fo.apply_if_finite(fo.chain(tx, fo.flatten(fo.identity())), 3),

@@ -86,10 +86,10 @@ the acceleration is added whole
 ~ return ⟦0.5 *  → ⟧a, bent
 = functional_optim/core/chain.py
 frozen leaves have columns
-~ ⟦extra = narrowed(extra, filled(params), lambda x: cut(params, x)[1]) → pass⟧
+~ ⟦extra = narrowed(extra, params, filled(params), lambda x: cut(params, x)[1]) → pass⟧
 ? least_squares/test_residual_steps.py -k frozen
 gradients of frozen leaves reach L-BFGS
-~ return found⟦[0], cut(found[1]) → ⟧
+~ return found⟦[0], fitting(found[1]) → ⟧
 ? combinators/test_combinators.py -k functions_of_all
 = functional_optim/solvers/given.py
 bounds are rounded to nearest

@@ -44,16 +44,7 @@ class BatchLayout:
 
     def value(self, f: Any) -> Any:
         """The function's values; for one problem as a Python float, as in torch."""
-        wanted = self.flat.problems
-        if not isinstance(f, Tensor) or f.numel() != math.prod(wanted):
-            what = (
-                f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"type {type(f).__name__}"
-            )
-            raise TypeError(
-                f"the value has {what}, but must be a tensor of shape {wanted}. value_and_grad "
-                "returns (value, gradients); torch.func.grad_and_value has them in reverse."
-            )
-        f = f.detach()
+        f = checked_value(f, self.flat).detach()
         if self.many:
             return f.to(self.flat.dtype).reshape(-1, 1)
         return float(f)
@@ -84,6 +75,17 @@ class BatchLayout:
             room = stack.new_zeros(stack.shape[0], m - stack.shape[1], stack.shape[2])
             return torch.cat([room, stack], 1).reshape(old.shape)
         return torch.cat([torch.zeros_like(old[len(places) :]), *[x.unsqueeze(0) for x in places]])
+
+
+def checked_value(f: Any, flat: Ravel) -> Tensor:
+    """The function's value, or values; raises TypeError for anything else."""
+    if not isinstance(f, Tensor) or f.numel() != math.prod(flat.problems):
+        what = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"type {type(f).__name__}"
+        raise TypeError(
+            f"the value has {what}, but must be a tensor of shape {flat.problems}. value_and_grad "
+            "returns (value, gradients); torch.func.grad_and_value has them in reverse."
+        )
+    return f
 
 
 def like(x: Any, old: Tensor) -> Tensor:
