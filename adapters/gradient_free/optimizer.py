@@ -12,12 +12,13 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric, tree
 from functional_optim.adapters.base import OptimizerBase, with_hooks
-from functional_optim.adapters.gradient_free.methods import Driver, Estimating, Recipe
+from functional_optim.adapters.gradient_free.methods import Driver, EstimatingState, Recipe
 from functional_optim.adapters.joint import agreed, undone, write
 from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_arguments, check_keys
 from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.checkpoint.errors import misfit, refuse
+from functional_optim.checkpoint.lookup import numbers
 from functional_optim.core import base, randomness
 from functional_optim.core.numbers import tensor_of
 from functional_optim.kernels.interrupts import held
@@ -135,7 +136,15 @@ class GradientFree(OptimizerBase):
         self._group()
 
     def _check_keys(self, group: dict[str, Any]) -> None:
-        """Raise TypeError for a hyperparameter that neither the method nor `tx` takes."""
+        """Raise TypeError for a hyperparameter that neither the method nor `tx` takes, and for
+        another `tx`."""
+        if "tx" in group:
+            raise TypeError(
+                "a parameter group has its own tx, but GradientFree passes the gradients of all "
+                "groups to one transformation; pass tx to GradientFree, e.g. "
+                "tx=fo.partition({'a': fo.adam(1e-3), 'b': fo.sgd(1e-2)}, {'head.*': 'a', '*': "
+                "'b'})."
+            )
         if not self.recipe.takes_any:
             check_keys(group, (*self.recipe.defaults, "seed", "method"))
 
@@ -184,10 +193,35 @@ class GradientFree(OptimizerBase):
             >>> state.step.item(), torch.equal(state.best_fitness.float(), loss)
             (1, True)
         """
+        state = self._current()
+        return state.own() if isinstance(state, EstimatingState) else state
+
+    def numbers(self, *names: str) -> dict[str, float]:
+        """All scalars of the method's state and the transformation's, read at once.
+
+        Args:
+            names: those to read, as in `functional_optim.numbers`. Default: all.
+
+        Raises:
+            KeyError: for a name without a scalar.
+
+        Example::
+
+            >>> import torch, functional_optim as fo
+            >>> from functional_optim.adapters import GradientFree
+            >>> w = torch.tensor([3.0])
+            >>> opt = GradientFree([w], fo.search.cma_es, population=4, sigma=0.5)
+            >>> loss = opt.step(lambda: w.square().sum())
+            >>> opt.numbers("step", "best_fitness") == {"step": 1.0, "best_fitness": float(loss)}
+            True
+        """
+        return numbers(self._current(), *names)
+
+    def _current(self) -> Any:
+        """The state of the method and the transformation; before the first step, the one that it
+        would start with."""
         driver = numeric.trusting(True, self.recipe, self._group())
-        params = self._tree([p.detach() for p in self._params()])
-        state = self._state(driver, params)
-        return state.own() if isinstance(driver, Estimating) else state
+        return self._state(driver, self._tree([p.detach() for p in self._params()]))
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure for every candidate, and update the parameters.

@@ -184,6 +184,32 @@ def test_groups_are_one_tree_with_one_set_of_numbers():
     with pytest.raises(ValueError, match="a finite sigma above 0"):
         fresh.add_param_group({"params": [torch.ones(2)], "sigma": -1.0})
     assert len(fresh.param_groups) == 1
+    with pytest.raises(TypeError, match=r"has its own tx, but .* pass tx to GradientFree"):
+        GradientFree([{"params": [torch.ones(2)], "tx": fo.adam}], mezo(), tx=fo.sgd, lr=0.1)
+    fresh = GradientFree([torch.ones(2)], mezo(), tx=fo.sgd, lr=0.1)
+    with pytest.raises(TypeError, match=r"has its own tx, but .* pass tx to GradientFree"):
+        fresh.add_param_group({"params": [torch.ones(2)], "tx": fo.adam(1.0)})
+    assert len(fresh.param_groups) == 1
+
+
+def test_numbers_are_those_of_the_method_and_of_the_transformation():
+    w = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    lr = fo.schedules.linear(0.5, 0.0, 10)
+    watch = fo.monitor({"grad_norm": fo.measures.global_norm})
+    opt = GradientFree([w], mezo(samples=2), tx=fo.chain(watch, fo.sgd(lr)), seed=3)
+    assert opt.numbers("lr", "step") == {"lr": 0.5, "step": 0.0}
+    for k in range(3):
+        before = w.clone()
+        opt.step(lambda: w.square().sum())
+        found = opt.numbers()
+        assert (found["step"], found["seed"], found["lr"]) == (k + 1, 3, lr(k))
+        assert found["grad_norm"] == pytest.approx(float((before - w).norm()) / lr(k), rel=1e-6)
+    opt = GradientFree([w], search.cma_es, population=4, sigma=0.5)
+    loss, state = opt.step(lambda: w.square().sum()), opt.method_state()
+    assert opt.numbers() == fo.numbers(state)
+    assert opt.numbers("best_fitness") == {"best_fitness": loss.item()}
+    with pytest.raises(KeyError, match="no scalar called 'lr'; it has step, seed, best_fitness"):
+        opt.numbers("lr")
 
 
 def test_a_transformation_is_checked_with_the_parameters_themselves():
