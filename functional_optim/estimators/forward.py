@@ -87,7 +87,7 @@ def forward_gradient(
                     found = [along(i) for i in range(directions)]
                     values, slopes = [torch.stack(x) for x in zip(*found, strict=True)]
             weights = shared(slopes.to(state.weights))
-            return seen(values.to(weights)), EstimatorState(state.step + 1, state.seed, weights)
+            return seen(values.to(weights)), rays.state(state.step + 1, state.seed, weights)
 
         return measured
 

@@ -17,7 +17,7 @@ from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
     Rays,
-    check_estimate,
+    check_normal,
     check_some,
 )
 from functional_optim.kernels.interrupts import held
@@ -82,15 +82,15 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float | Tensor) -> None:
 
     Args:
         params: the parameters that were passed to `measure`.
-        state: the state after `measure`, or one of a log.
+        state: the state after mezo's `measure`, or one of a log.
         lr: learning rate, a number or a 0-dim tensor.
 
     Ctrl-C takes effect after the step.
 
     Raises:
         TypeError, ValueError: for parameters or a learning rate that cannot be used, such as
-            integers, or a parameter with several elements in one place of memory; nothing is
-            written then.
+            integers, or a parameter with several elements in one place of memory, and for a state
+            of `spsa`; nothing is written then.
 
     Example::
 
@@ -102,7 +102,7 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float | Tensor) -> None:
         >>> torch.allclose(w, functional)
         True
     """
-    check_estimate("mezo_step_", state)
+    check_normal("mezo_step_", state)
     check_some("mezo_step_", params)
     items = list(tree.items(params))
     if not torch.compiler.is_compiling():

@@ -201,7 +201,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh) -> Estimato
         _, c = at(state)
         losses = losses.detach().to(state.weights)
         weights = finite(weigh(losses[:n], losses[n:]) / (2 * c))  # c may have fallen to 0
-        return seen(losses), EstimatorState(state.step + 1, state.seed, weights)
+        return seen(losses), rays.state(state.step + 1, state.seed, weights)
 
     return Estimator(rays.start(name), measure, rays.gradient, candidates, read, name)
 

@@ -28,6 +28,8 @@ class EstimatorState(NamedTuple):
     seed: 0-dim int64.
     weights: (directions,) float64, the factor of each direction in the last estimate.
 
+    With random signs as directions, as in `spsa`, it is a `SignsState`, with the same fields.
+
     Example::
 
         >>> import torch, functional_optim as fo
@@ -36,6 +38,14 @@ class EstimatorState(NamedTuple):
         >>> int(state.step), int(state.seed), state.weights.shape  # all that a log has to keep
         (1, 7, torch.Size([1]))
     """
+
+    step: Tensor
+    seed: Tensor
+    weights: Tensor
+
+
+class SignsState(NamedTuple):
+    """The fields of `EstimatorState`: its weights belong to random signs, not to normal numbers."""
 
     step: Tensor
     seed: Tensor
@@ -192,10 +202,21 @@ def check_some(who: str, params: Tree) -> None:
 
 def check_estimate(who: str, state: Any) -> None:
     """Raise TypeError unless this is the state of an estimator."""
-    if not isinstance(state, EstimatorState):
+    if not isinstance(state, (EstimatorState, SignsState)):
         raise TypeError(
             f"{who} needs the state of an estimator, but got a {type(state).__name__}; pass what "
             "its init or measure returned."
+        )
+
+
+def check_normal(who: str, state: Any) -> None:
+    """Raise TypeError unless the weights of this state belong to normal numbers."""
+    check_estimate(who, state)
+    if isinstance(state, SignsState):
+        raise TypeError(
+            f"{who} got the state of an estimator with random signs, such as spsa, and would take "
+            "its weights for those of normal numbers; pass a state of mezo, or use the gradient of "
+            "the estimator that made the state."
         )
 
 
@@ -217,9 +238,14 @@ class Rays(NamedTuple):
             check_some(name, params)
             own = randomness.seed_tensor(name, seed, base.default_device(tree.leaves(params)))
             weights = torch.zeros(self.number, dtype=torch.float64, device=own.device)
-            return EstimatorState(torch.zeros_like(own), own, weights)
+            return self.state(torch.zeros_like(own), own, weights)
 
         return init
+
+    def state(self, step: Tensor, seed: Tensor, weights: Tensor) -> EstimatorState:
+        """A state whose weights belong to these directions."""
+        kind: Any = SignsState if self.signs else EstimatorState
+        return kind(step, seed, weights)
 
     def one(self, key: Tensor, i: Any, path: str, p: Tensor) -> Tensor:
         """A leaf of direction i."""
@@ -234,7 +260,7 @@ class Rays(NamedTuple):
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
         """The sum of directions times weights of a state."""
-        check_estimate("an estimate", state)
+        check_estimate("an estimate", state) if self.signs else check_normal("an estimate", state)
         if len(state.weights) != self.number:
             raise ValueError(
                 f"the estimator has {self.number} directions, but the state has "

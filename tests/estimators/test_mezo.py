@@ -321,6 +321,18 @@ def test_a_step_in_place_refuses_what_it_would_round_or_spread():
     for bad in (torch.tensor([0.1, 0.2]), None, fo.schedules.constant(0.1)):
         with pytest.raises(TypeError, match="mezo_step_ takes a number or a 0-dim tensor as lr"):
             estimators.mezo_step_(w, state, bad)
+    loss = torch.Tensor.sum
+    for other in (fo.spsa(), fo.forward_gradient(distribution="rademacher")):
+        made = other.measure(loss)(other.init(w), w)[1]
+        for use in (lambda x: estimators.mezo_step_(w, x, 0.5), lambda x: est.gradient(x, w)):
+            for signs in (other.init(w), made):
+                with pytest.raises(TypeError, match="estimator with random signs, such as spsa"):
+                    use(signs)
+        assert other.gradient(made, w).isfinite().all()
+    for other in (fo.mezo(), fo.forward_gradient(), fo.es_gradient(2, 0.1)):
+        made, moved = other.measure(loss)(other.init(w), w)[1], w.clone()
+        estimators.mezo_step_(moved, made, 0.5)
+        assert torch.allclose(moved, w - 0.5 * other.gradient(made, w))
     with pytest.raises(ValueError, match="mezo_step_ got a tree without parameters"):
         estimators.mezo_step_({}, state, 0.1)
     assert torch.equal(w, torch.ones(2))
