@@ -82,9 +82,9 @@ def at(hyper: Hyper, t: Number) -> Any:
     if type(value) is Placeholder:
         return value.read()
     if isinstance(value, Tensor):
-        if value.numel() == 1:
+        if value.numel() == 1 and not value.is_complex():
             return float64(value)
-    elif not isinstance(value, (str, bytes)):
+    elif not isinstance(value, (str, bytes, complex)):
         try:
             return float(value)
         except (TypeError, ValueError):
@@ -109,7 +109,7 @@ class NotANumber(TypeError):
     def __init__(self, hyper: Any, value: Any, name: str = "") -> None:
         self.hyper = hyper
         self.value = value
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        shape = f" of shape {(*value.shape,)} in {value.dtype}" if isinstance(value, Tensor) else ""
         what = f"a {type(value).__name__}{shape}" if value is not None else "None"
         if callable(hyper):
             whose = f"the schedule of {name}" if name else "a schedule"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
+from numbers import Complex, Real
 from types import FunctionType
 from typing import Any, cast
 
@@ -100,8 +101,8 @@ def check_numbers(
     args."""
     annotations = getattr(make, "__annotations__", {})
     for name, x in (*zip(names, args, strict=False), *kwargs.items()):
-        several = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) and x.numel() != 1 else ""
-        if type(x) in SIMPLE and not several:
+        what = _unfit(x)
+        if type(x) in SIMPLE and not what:
             continue
         kind, _, other = (
             str(annotations.get(name, "")).removeprefix("numeric.").partition(" | None")
@@ -113,14 +114,21 @@ def check_numbers(
             check_step_function(make.__name__, name, cast(Any, x))
         scheduler = isinstance(x, torch.optim.lr_scheduler.LRScheduler)
         number = callable(x) or hasattr(x, "__float__") or type(x) is numeric.Placeholder
-        wrong = isinstance(x, NO_NUMBER) or not number or bool(several)
+        wrong = isinstance(x, NO_NUMBER) or not number or bool(what)
         if wrong or scheduler or (function and kind != "Hyper"):
             shown = repr(x) if x is None or isinstance(x, (str, bytes)) else f"a {type(x).__name__}"
             advice = ", which functional_optim.schedules.from_torch converts" if scheduler else ""
-            advice = several + advice
             raise TypeError(
-                f"{make.__name__} takes {NUMBERS[kind]} as {name}, but got {shown}{advice}."
+                f"{make.__name__} takes {NUMBERS[kind]} as {name}, but got {shown}{what}{advice}."
             )
+
+
+def _unfit(x: Any) -> str:
+    """What keeps a tensor, or a scalar of numpy, from being a real number; "" if nothing does."""
+    if isinstance(x, Tensor) and x.numel() != 1:
+        return f" of shape {tuple(x.shape)}"
+    unreal = x.is_complex() if isinstance(x, Tensor) else not isinstance(x, Real)
+    return ", which is not real" if unreal and isinstance(x, (Tensor, Complex)) else ""
 
 
 def check_step_function(who: str, name: str, schedule: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial, reduce
+from numbers import Integral
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -56,7 +57,8 @@ def from_torch(scheduler: torchs.LRScheduler, group: int = 0) -> Schedule:
     """
     convert = _converter(scheduler)
     bases = _bases(scheduler)
-    if group not in range(len(bases)) or type(group) is float:
+    whole = isinstance(group, Integral) and not isinstance(group, bool)
+    if not whole or group not in range(len(bases)):
         raise ValueError(
             f"from_torch needs a group from 0 to {len(bases) - 1} of the scheduler, but "
             f"got {group!r}."

@@ -90,7 +90,8 @@ def cem(
     numeric.check(lambda x: 0.0 < x <= 1.0, smoothing, "cem needs smoothing in (0, 1], but got {}.")
     numeric.check(lambda x: x >= 0.0, noise, "cem needs noise of 0 or more, but got {}.")
     k = max(1, population // 4) if elites is None else elites
-    if not isinstance(k, Integral) or not 1 <= k <= population:
+    whole = isinstance(k, Integral) and not isinstance(k, bool)
+    if not whole or not 1 <= k <= population:
         raise ValueError(
             f"cem needs an integer in [1, {population}] as its elites, but got {elites!r}."
         )

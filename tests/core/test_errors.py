@@ -252,7 +252,7 @@ def test_a_rule_that_returns_another_kind_of_tensor_is_named(kind, way):
         assert torch.equal(params["w"], W["w"])
 
 
-BAD = {"vector": (torch.ones(3), r"a Tensor of shape \(3,\)")}
+BAD = {"vector": (torch.ones(3), r"a Tensor of shape \(3,\) in torch.float32")}
 BAD |= {"None": (None, "None"), "string": ("0.1", "a str")}
 
 

@@ -6,6 +6,7 @@ One row is a call, and what its error says, as in test_refused_calls.
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,6 +95,7 @@ VALUES: list[Any] = [
     (lambda: search.one_plus_one(0.1, factor=1.0), "factor above 1, but got 1.0"),
     (lambda: search.cem(8, 0.1, elites=9), r"integer in \[1, 8\] as its elites, but got 9"),
     (lambda: search.cem(8, 0.1, elites=2.5), "integer in .* as its elites, but got 2.5"),
+    (lambda: search.cem(8, 0.1, elites=True), "integer in .* as its elites, but got True"),
     (lambda: search.cem(8, 0.1, smoothing=0.0), "smoothing in"),
     (lambda: search.differential_evolution(8, 0.1, strategy="best/2"), "as strategy, but got"),
     (lambda: search.annealing(1, 0.1, -1.0), "temperature of 0 or more"),
@@ -136,6 +138,10 @@ KINDS: list[Any] = [
     (lambda: s.join([0.1, flat], [5]), r"join takes schedules.*0\.1; use constant"),
     (lambda: s.join([lambda: 1.0, flat], [5]), "join takes a schedule"),
     (lambda: s.constant(W), r"constant takes a number or .* got a Tensor of shape \(2,\)"),
+    (lambda: s.constant(W[0] * 1j), "constant .* as value, but got a Tensor, which is not real"),
+    (lambda: s.linear(np.complex64(1j), 0.0, 9), "init_value, but got a complex64, .* not real"),
+    (lambda: fo.sgd(W[0] * 1j), "as lr, but got a Tensor, which is not real"),
+    (lambda: s.warmup(lambda n: W[0] * 1j, 5)(1), r"a Tensor of shape \(\) in torch.complex64; it"),
     (lambda: s.warmup(0.1, 5), r"warmup takes schedules, .* 0\.1; use constant"),
     (lambda: s.sgdr([{"init_value": 0.0}]), "decay_steps"),
     (lambda: s.sgdr({"init_value": 0.0}), "sgdr takes a list of dicts, one for each cycle"),

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
@@ -205,6 +206,8 @@ def test_what_cannot_be_converted_says_what_to_do(words):
     ("make", "group", "words"),
     [
         (lambda o: torchs.ExponentialLR(o, 0.9), 1, "a group from 0 to 0.* but got 1"),
+        (lambda o: torchs.ExponentialLR(o, 0.9), np.float64(0), "from 0 to 0.* but got np.float64"),
+        (lambda o: torchs.ExponentialLR(o, 0.9), False, "a group from 0 to 0.* but got False"),
         (lambda o: torchs.ExponentialLR(o, 0.9), -1, "a group from 0 to 0.* but got -1"),
         (lambda o: torchs.ConstantLR(o, total_iters=0), 0, "total_iters of at least 1, but got 0"),
         (lambda o: torchs.LinearLR(o, total_iters=0), 0, "total_iters of at least 1, but got 0"),
