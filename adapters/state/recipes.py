@@ -31,6 +31,10 @@ weight averaging write, torch's selection of an implementation, which changes no
 optimizer's arguments, which ZeroRedundancyOptimizer passes in every group."""
 
 
+PARAMETERS = frozenset(("p", "ps", "params", "parameters"))
+"""Arguments of functions that make an optimizer object, which other libraries take."""
+
+
 class ByReference:
     """A recipe that pickle stores by its name, and deepcopy shares.
 
@@ -284,8 +288,19 @@ def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
         )
     parameters = inspect.signature(recipe).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise TypeError("a recipe takes its hyperparameters by name; it has positional-only ones.")
+        raise TypeError(
+            "a recipe takes its hyperparameters by name, so it can have neither positional-only "
+            "ones nor *args; name them, e.g. lambda lr: fo.adamw(lr)."
+        )
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    of_parameters = [p.name for p in named if p.name in PARAMETERS and p.default is p.empty]
+    if set(of_parameters) - set(given):
+        raise TypeError(
+            f"the recipe has an argument {of_parameters[0]}, but it does not get the parameters: a "
+            "recipe takes hyperparameters and returns a transformation; pass e.g. fo.adamw, or "
+            f"lambda lr: fo.adamw(lr), and lr=…. (A hyperparameter called {of_parameters[0]} needs "
+            "a value, too.)"
+        )
     if len(named) == len(list(parameters)):
         unknown = sorted(set(given) - {p.name for p in named})
         if unknown:

@@ -35,6 +35,26 @@ def test_a_recipe_that_reads_the_loss_needs_a_closure():
     assert w.item() == 2.0
 
 
+MADE_FOR_PARAMETERS = {
+    "torch's": (lambda p: torch.optim.AdamW(p, lr=0.1), {}),
+    "ours": (lambda params: adapters.AdamW(params, lr=0.1), {}),
+    "with lr": (lambda params, lr: fo.adamw(lr), {"lr": 0.1}),
+    "called": (lambda parameters: fo.adamw(parameters), {"lr": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", MADE_FOR_PARAMETERS)
+def test_a_function_of_the_parameters_is_no_recipe(name):
+    recipe, given = MADE_FOR_PARAMETERS[name]
+    words = "does not get the parameters: a recipe takes hyperparameters and returns a transformat"
+    with pytest.raises(TypeError, match=words):
+        adapters.Optimizer([torch.ones(2)], recipe, **given)
+    opt = adapters.Optimizer([torch.ones(2)], lambda p, lr: fo.lion(lr, (0.9, p)), p=0.5, lr=0.1)
+    assert opt.param_groups[0]["p"] == 0.5  # a hyperparameter of this name
+    with pytest.raises(TypeError, match=r"can have neither positional-only ones nor \*args; name"):
+        adapters.Optimizer([torch.ones(2)], lambda *args: fo.adamw(*args), lr=0.1)
+
+
 @pytest.mark.parametrize("compile", [True, False])
 def test_another_recipe_counts_at_the_next_step(compile):
     def decayed(lr):
