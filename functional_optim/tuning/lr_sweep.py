@@ -74,6 +74,7 @@ class LRSweep:
     def final(self) -> Tensor:
         """The median loss of the last tenth of the steps; inf if one of them is not finite."""
         end = self.losses[:, -self.last :]
+        end = end.to(torch.promote_types(end.dtype, torch.float32))  # quantile takes no half types
         return torch.where(end.isfinite().all(1), end.quantile(0.5, dim=1), torch.inf)
 
     @property

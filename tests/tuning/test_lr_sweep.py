@@ -38,6 +38,15 @@ def test_what_is_not_finite_at_the_end_has_diverged():
     assert found.final.tolist() == [1, INF, INF, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_half_types_are_ranked(dtype):
+    losses = torch.tensor([[4.0, 3.0], [4.0, 1.0], [4.0, NAN]]).repeat_interleave(12, 1).to(dtype)
+    found = fo.LRSweep("lr", (1.0, 2.0, 3.0), losses)
+    assert found.final.tolist() == [3, 1, INF]
+    assert (found.start, found.best) == (4, 2)
+    assert "diverged" in str(found)
+
+
 @pytest.mark.parametrize(
     ("finals", "best", "suggestion"),
     [
