@@ -82,7 +82,8 @@ def check_tolerances(**tolerances: Any) -> None:
     """Raise TypeError for what is not a number, and ValueError for NaN and negative numbers."""
     for name, x in tolerances.items():
         if not is_number(x):
-            raise TypeError(f"{name} must be a number of 0 or more, but got {x!r}.")
+            how = "; pass 0 for the smallest that the dtype allows" if x is None else ""
+            raise TypeError(f"{name} must be a number of 0 or more, but got {x!r}{how}.")
         if not float(x) >= 0:
             raise ValueError(f"{name} must be 0 or more, but got {x}.")
 

@@ -68,6 +68,16 @@ def solver_input(
     return SolverInput(x0, args, flat, one, x, bound, args if batched else (), tuple(rest))
 
 
+def as_args(name: str, args: Any) -> tuple[Any, ...]:
+    """args as a tuple. Raises TypeError for a word, such as scipy's third argument."""
+    if isinstance(args, str):
+        raise TypeError(
+            f"{name} takes args third, which fun gets after x, but got {args!r}; pass method= by "
+            "name, and leave jac out, since derivatives come from autograd."
+        )
+    return args if isinstance(args, tuple) else (args,)
+
+
 def check_constant(name: str, others: Any) -> None:
     """Raise ValueError for bounds or scales with derivatives, which a solver would lose."""
     for x in tree.leaves(others):

@@ -14,6 +14,7 @@ from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
 from functional_optim.solvers.given import (
+    as_args,
     check_compile,
     checked_bounds,
     count_of,
@@ -194,7 +195,7 @@ def least_squares(
             f"least_squares takes a function that returns residuals first, but got a "
             f"{type(fun).__name__}."
         )
-    args = args if isinstance(args, tuple) else (args,)
+    args = as_args("least_squares", args)
     _check_choices(method, bounds, linear_solver, batched=batched, compile=compile)
     others = bounds, x_scale, f_scale
     taken = solver_input("least_squares", fun, x0, args, *others, batched=batched)

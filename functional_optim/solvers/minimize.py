@@ -16,6 +16,7 @@ from functional_optim.solvers import descent, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
 from functional_optim.solvers.dense import DENSE
 from functional_optim.solvers.given import (
+    as_args,
     check_compile,
     checked_bounds,
     count_of,
@@ -189,7 +190,7 @@ def minimize(
             f"minimize takes a function that returns a number first, but got a "
             f"{type(fun).__name__}."
         )
-    args = args if isinstance(args, tuple) else (args,)
+    args = as_args("minimize", args)
     check_compile(compile=compile, batched=batched)
     check_tolerances(gtol=gtol, ftol=ftol)
     counts = {"maxiter": maxiter, "max_nfev": max_nfev}

@@ -21,7 +21,8 @@ def number(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         what = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(
-            f"the function must return a real floating-point tensor, but it returned {what}."
+            f"the function must return a real floating-point tensor, but it returned {what}; "
+            "return its value alone, as torch computed it, without item(), numpy or a gradient."
         )
     if value.numel() != 1:
         raise ValueError(

@@ -16,6 +16,7 @@ from functional_optim.solvers import broyden, newton, programs
 from functional_optim.solvers.arguments import check_tolerances, checked
 from functional_optim.solvers.given import (
     SolverInput,
+    as_args,
     check_compile,
     count_of,
     ending,
@@ -165,7 +166,7 @@ def root(
         raise TypeError(
             f"root takes a function that returns values first, but got a {type(fun).__name__}."
         )
-    args = args if isinstance(args, tuple) else (args,)
+    args = as_args("root", args)
     check_compile(compile=compile, batched=batched)
     _check_choices(method, xtol, max_nfev)
     taken = solver_input("root", fun, x0, args, batched=batched)

@@ -29,6 +29,7 @@ RAISED = {
     "maxiter": (TypeError, "pass max_nfev=", (rosenbrock, AT), {"maxiter": 3}),
     "verbose": (TypeError, "or pass callback=", (rosenbrock, AT), {"verbose": 2}),
     "arity": (TypeError, "with 2 args, which", (rosenbrock, AT, (1, 2)), {}),
+    "jac's place": (TypeError, "takes args third, .* leave jac out", (rosenbrock, AT, "cs"), {}),
     "samples": (
         TypeError, "with 1 args, which", (fo.per_sample(torch.mul, torch.ones(3)), AT, (1,)), {}
     ),

@@ -162,6 +162,7 @@ WRONG = {
     "maxiter": (TypeError, "root has no argument maxiter; pass max_nfev=", {"maxiter": 3}),
     "bounds": (TypeError, "call least_squares, which takes bounds", {"bounds": (0, 1)}),
     "flag": (TypeError, "implicit must be True or False", {"implicit": 3}),
+    "jac's place": (TypeError, "root takes args third, .* got 'lm'; pass method=", {"args": "lm"}),
     "arity": (TypeError, "root calls fun", {"args": (1, 2)}),
     "count": (ValueError, "returned 3 for 2", {"fun": lambda x: torch.cat([x, x[:1]])}),
     "finite": (ValueError, "not finite at x0", {"fun": lambda x: (x - 1).log()}),
