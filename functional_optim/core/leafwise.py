@@ -146,9 +146,10 @@ def leafwise(
         update: `update(u, slots, p, *numbers)` returns `(u, slots)`. It may only use operations on
             tensors, in place only on tensors that it has created. It may close over bools, strings
             and ints, but not over a number that may change: return such numbers from `scalars`.
-            Half types are converted to float32, complex tensors to real pairs, and slots of float64
-            to float32 unless the parameter is of float64; slots are cast back to their dtype
-            automatically. Several of them, variants of one rule, if `runs` has
+            Half types are converted to float32, complex tensors to real pairs (with a last
+            dimension of size 2, so that a norm over `dim=-1` is that of a pair), and slots of
+            float64 to float32 unless the parameter is of float64; slots are cast back to their
+            dtype automatically. Several of them, variants of one rule, if `runs` has
             `choose`.
         scalars: `scalars(t)` returns the values that all tensors share at step t, which starts at
             1: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose entries
