@@ -75,7 +75,8 @@ def numbers(state: Any, *names: str) -> dict[str, float]:
 
     These are the count of steps, hyperparameters, carried scalars, and slots with one scalar for
     each leaf, such as those of `monitor(per_tensor=True)`. An optimizer object has a method of this
-    name.
+    name. The state of an ensemble, made under torch.vmap, has vectors instead of scalars: use
+    `get`.
 
     Args:
         state: of a chain, or of anything that contains such states.
