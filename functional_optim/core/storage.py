@@ -328,7 +328,12 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
             parameter.
     """
     if rule.storage.codecs:
-        packed = [own.codec is not None for own in stored_slots(rule, stored)]
+        known = stored_slots(rule, stored)
+        packed = [own.codec is not None for own in known]
+        slots = [  # DTensor gathers one row: the blocks are those of a shard
+            sharding.placed_like(x, own.packed[0]) if own.codec else x
+            for x, own in zip(slots, known, strict=True)
+        ]
         slots = encoded_slots(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
     new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])

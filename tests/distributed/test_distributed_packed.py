@@ -208,6 +208,17 @@ def matrices(name, mesh):
     return ends
 
 
+def one_row(kind, mesh):
+    """A row that the operations of CAME gather, of a DTensor and of a plain tensor."""
+    recipe = fo.stored(fo.came(1e-2), kind, block_size=64, min_size=0, where="*")
+    divide, name = divider(mesh), "one row"
+    ends = []
+    for own in (divide, lambda name, x: x):
+        trees = [{name: own(name, tensors(i)[name])} for i in range(1 + STEPS)]
+        ends.append({name: whole(by_eager_object(recipe, trees[0], trees[1:])[0][name])})
+    return ends
+
+
 def wide_weights(kind, mesh):
     """This process's part of float32 weights, of DTensors by two ways and of plain tensors."""
     divide, (key, cells) = divider(mesh), EXACT[kind]
@@ -242,6 +253,7 @@ def parts(mesh, folder) -> dict[str, Any]:
         found[f"wide-{kind}"] = functools.partial(wide_weights, kind, mesh)
     for kind in KINDS:
         found[f"packed-{kind}"] = functools.partial(step_parts, kind, mesh)
+        found[f"packed-row-{kind}"] = functools.partial(one_row, kind, mesh)
         found[f"packed-saved-{kind}"] = functools.partial(save_and_load, kind, mesh, folder)
     found["packed-decoded"] = functools.partial(save_decoded, mesh, folder)
     found["packed-functions"] = functools.partial(functions, mesh, folder)
@@ -262,6 +274,13 @@ def test_parts_are_stepped_as_plain_tensors(kind, both):
     start = tensors(0)["rows"]
     assert (first["object"]["rows"] - start[:20]).abs().min() > 0
     assert not second["object"]["one row"].numel()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_of_one_row_are_packed_where_its_parameter_is(kind, both):
+    """The first process has all of it: its blocks are those of a plain tensor."""
+    for divided, alone in results(both, f"packed-row-{kind}"):
+        assert_close(divided, alone, 1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
