@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -19,6 +18,7 @@ from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import check_distinct, named, place
 from functional_optim.adapters.state.numbers import numbers_of
+from functional_optim.adapters.state.pickling import without_views
 from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
@@ -454,7 +454,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {key: vars(self)[key] for key in ("compile", KEY, CAPTURABLE) if key in vars(self)}
-        own["state"] = defaultdict(dict, {p: _apart(mine) for p, mine in self.state.items()})
+        own["state"] = without_views(self.state)
         return {**super().__getstate__(), **own}
 
     def __copy__(self) -> Any:
@@ -477,16 +477,6 @@ class OptimizerBase(torch.optim.Optimizer):
         if not known:  # torch adds it, and a group added later would differ from the others
             self.defaults.pop("differentiable", None)
         own_scalars(self.state.values())
-
-
-def _apart(mine: Any) -> Any:
-    """A parameter's state without views: pickle would store the whole tensor behind each."""
-    if not isinstance(mine, dict):
-        return mine
-    return {
-        key: x.clone() if isinstance(x, Tensor) and x._base is not None else x
-        for key, x in mine.items()
-    }
 
 
 def _without(state: dict[str, Any], key: str) -> str:

@@ -7,6 +7,7 @@ import pickle
 from contextlib import suppress
 
 import optree
+import processes
 import pytest
 import search_cases
 import torch
@@ -141,6 +142,23 @@ def test_it_goes_on_from_a_copy_a_pickle_and_a_checkpoint(name, way, begun):
     assert_same([x.detach() for x in losses], [x.detach() for x in stepped(opt, 2)])
     assert torch.equal(w.detach(), other.detach())
     assert_same(twin.state_dict()["state"], opt.state_dict()["state"])
+
+
+def step_each(rank, opts):
+    """Steps in another process, whose parameters are in shared memory."""
+    for opt in opts:
+        stepped(opt)
+    return [opt.state_dict()["state"] for opt in opts]
+
+
+def test_objects_that_have_stepped_go_on_in_a_spawned_process(tmp_path):
+    names = "recipe", "lbfgs", "gradient-free", "NAdam", "SOAP", "MuonAdamW", "packed"
+    opts = [trained(ALL[name], 2) for name in names]
+    twins = [copy.deepcopy(opt) for opt in opts]
+    (states,) = processes.collect(1, step_each, opts, folder=tmp_path)
+    assert_same(states, step_each(0, twins))
+    for opt, twin in zip(opts, twins, strict=True):
+        assert torch.equal(opt.param_groups[0]["params"][0], twin.param_groups[0]["params"][0])
 
 
 SHALLOW = {
