@@ -213,7 +213,12 @@ def explaining(init: Callable[..., None]) -> Any:
         try:
             init(self, *args, **kwargs)
         except TypeError as error:
-            raise explained(error, init) from error.__cause__
+            found = explained(error, init)
+            call, rest = f"{init.__qualname__}()", str(found)
+            if rest.startswith(call) and type(self).__init__ is explained_init:  # inherited
+                own = f"{type(self).__qualname__}.__init__()"
+                found = TypeError(own + rest.removeprefix(call))
+            raise found from error.__cause__
 
     return explained_init
 

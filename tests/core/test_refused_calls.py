@@ -476,6 +476,7 @@ KINDS: list[Any] = [
     (lambda: adamw(learning_rate=0.1), "'learning_rate'; pass lr"),
     (lambda: adapters.MuonAdamW(model().parameters(), b1=0.9), r"'b1'; pass betas=\(b1, b2\)"),
     (lambda: adapters.Lion(model().parameters(), speed=0.1), "'speed'; it takes params, lr"),
+    (lambda: adapters.SSBFGS(model().parameters(), lr=1.0), r"^SSBFGS\.__init__\(\) got .*'lr'"),
     (lambda: fo.accumulate(fo.sgd(0.1), every_k_schedule=4), "'every_k_schedule'; pass every"),
 ]
 
