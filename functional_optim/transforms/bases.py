@@ -22,6 +22,7 @@ from functional_optim.core.modes import differentiable
 from functional_optim.core.storage import compute_dtype
 from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
 from functional_optim.linalg import eigh, tell_not_finite
+from functional_optim.transforms.orthogonal import ANOTHER_RULE
 from functional_optim.transforms.sides import (
     BASES,
     EIGENVALUES,
@@ -252,7 +253,7 @@ def kl_basis(
         if p.dim() < 2:
             raise ValueError(
                 f"{name} takes matrices and kernels, but got a parameter of shape "
-                f"{tuple(p.shape)}; give it another rule, with partition."
+                f"{tuple(p.shape)}; {ANOTHER_RULE}."
             )
         real(p)
         known = for_each(name, p.shape, lambda n: _square(p, n))

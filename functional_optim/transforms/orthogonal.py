@@ -106,6 +106,12 @@ def matrix_rule(
     )
 
 
+ANOTHER_RULE = (
+    "give it another rule by functional_optim.partition, for an optimizer object in the recipe of "
+    "adapters.Optimizer(model.named_parameters(), recipe)"
+)
+
+
 def matrices_only(name: str, init: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """The `init` of a rule that takes real matrices only. init: the slots of one matrix.
 
@@ -118,8 +124,8 @@ def matrices_only(name: str, init: Callable[[Tensor], Any]) -> Callable[[Tensor]
     def checked(p: Tensor) -> Any:
         if p.dim() != 2:
             raise ValueError(
-                f"{name} takes matrices, but got a parameter of shape {tuple(p.shape)}; give it "
-                "another rule, with partition."
+                f"{name} takes matrices, but got a parameter of shape {tuple(p.shape)}; "
+                f"{ANOTHER_RULE}."
             )
         real(p)
         return init(p)
