@@ -182,12 +182,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
-            if not callable(closure):
-                raise TypeError(
-                    f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
-                    "loss.backward() and step(), or pass a function that computes the loss and "
-                    "its gradients and returns the loss."
-                )
+            check_closure(closure)
             loss = base.recorded(closure)
         if torch.compiler.is_compiling():
             base.unrecorded(partial(step_in_graph, self, loss, self._step_in_place))
@@ -477,6 +472,16 @@ class OptimizerBase(torch.optim.Optimizer):
         if not known:  # torch adds it, and a group added later would differ from the others
             self.defaults.pop("differentiable", None)
         own_scalars(self.state.values())
+
+
+def check_closure(closure: Any) -> None:
+    """Raise TypeError if what a step was given is not a closure."""
+    if not callable(closure):
+        raise TypeError(
+            f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
+            "loss.backward() and step(), or pass a function that computes the loss and "
+            "its gradients and returns the loss."
+        )
 
 
 def _without(state: dict[str, Any], key: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.base import OptimizerBase, with_hooks
+from functional_optim.adapters.base import OptimizerBase, check_closure, with_hooks
 from functional_optim.adapters.state.recipes import check_iterable
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype
@@ -79,7 +79,10 @@ class OptimizerStub(OptimizerBase):
         Returns:
             The closure's loss; None without a closure.
         """
-        return None if closure is None else base.recorded(closure)
+        if closure is None:
+            return None
+        check_closure(closure)
+        return base.recorded(closure)
 
     step = with_hooks(_step)
 

@@ -32,6 +32,8 @@ def test_it_is_an_empty_optimizer_with_torchs_state_dicts():
     assert "lr: 0.3" in repr(opt)
     with pytest.raises(TypeError, match="should be an iterable of Tensors"):
         OptimizerStub(torch.ones(2))
+    with pytest.raises(TypeError, match="a closure or nothing, but got a Tensor"):
+        opt.step(torch.ones(()))
 
 
 def test_groups_can_be_added_and_never_move():
