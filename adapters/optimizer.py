@@ -143,7 +143,8 @@ class Optimizer(OptimizerBase):
         if set(missing) - {"value"}:  # the loss comes from the closure
             raise TypeError(
                 f"the recipe's update needs {' and '.join(missing)}, which an optimizer object "
-                "does not have; use adapters.LBFGS for L-BFGS, adapters.SAM for sam, or call the "
+                "does not have; use adapters.LBFGS for L-BFGS, adapters.SAM for sam, "
+                "adapters.GaussNewton, LevenbergMarquardt or Dogleg for residuals, or call the "
                 "transformation's update yourself."
             )
         if isinstance(tx, base.GradientTransformation) and holds_synced(tx):

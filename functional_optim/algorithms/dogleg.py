@@ -103,8 +103,14 @@ def dogleg(
         )
 
     def update(
-        grads: Any, state: DoglegState, params: Any = None, *, residual_fn: Any = base.NEEDED
+        grads: Any,
+        state: DoglegState,
+        params: Any = None,
+        *,
+        residual_fn: Any = base.NEEDED,
+        **extra: Any,
     ) -> tuple[Any, DoglegState]:
+        base.check_extra(extra, ("residual_fn",))
         at = here("dogleg", linear_solver, params, residual_fn)
         D, kept = scaled(scaling, at, state.scale)
         size = norm(D * at.x.to(torch.float64))

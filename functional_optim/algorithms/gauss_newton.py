@@ -70,8 +70,14 @@ def scale_by_gauss_newton(
         return GaussNewtonState(base.first_step(flat.leaves), number(flat, 0.0))
 
     def update(
-        grads: Any, state: GaussNewtonState, params: Any = None, *, residual_fn: Any = base.NEEDED
+        grads: Any,
+        state: GaussNewtonState,
+        params: Any = None,
+        *,
+        residual_fn: Any = base.NEEDED,
+        **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
+        base.check_extra(extra, ("residual_fn",))
         at = here("gauss_newton", linear_solver, params, residual_fn)
         t = state.step + 1
         now = numeric.at(damping, t.to(torch.float64))

@@ -126,7 +126,9 @@ def levenberg_marquardt(
         params: Any = None,
         *,
         residual_fn: Any = base.NEEDED,
+        **extra: Any,
     ) -> tuple[Any, LevenbergMarquardtState]:
+        base.check_extra(extra, ("residual_fn",))
         at = here("levenberg_marquardt", linear_solver, params, residual_fn)
         mu = state.damping
         D, kept = scaled(scaling, at, state.scale)

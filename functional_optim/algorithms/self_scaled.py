@@ -191,7 +191,9 @@ def _self_scaled(
         *,
         value: Tensor = base.NEEDED,
         value_and_grad: ValueAndGrad = base.NEEDED,
+        **extra: Any,
     ) -> tuple[Any, SelfScaledState]:
+        base.check_extra(extra, ("value", "value_and_grad"))
         check_function(method, value, value_and_grad)
         flat = flat_of(params, grads)
         checked_value(value, flat)

@@ -159,6 +159,7 @@ TYPES = [
     (lambda: tolerant(optimizer=adapters.SAM([p()], lr=0.1)), "SAM cannot be fault tolerant"),
     (lambda: tolerant(optimizer=adapters.Momo([p()])), "its recipe reads the loss"),
     (lambda: tolerant(optimizer=tolerant()), "already"),
+    (lambda: of(fo.gauss_newton), "adapters.GaussNewton, LevenbergMarquardt or Dogleg for resid"),
     (lambda: changed(adapters.AdamW([p()]), lr="x"), "a schedule as lr, but got 'x'"),
     (lambda: changed(adapters.Lion([p()]), lr=[1.0]), "a schedule as lr, but got a tuple"),
     (lambda: changed(of(lambda rate: fo.sgd(rate), rate=0.1), rate=None), "as lr, but got None"),

@@ -129,6 +129,21 @@ def test_an_extra_argument_that_is_missing_is_named(tx, words, compiled):
     refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
 
 
+@pytest.mark.parametrize(
+    ("tx", "name", "takes"),
+    [
+        (fo.levenberg_marquardt(), "residuals", "residual_fn"),
+        (fo.dogleg(), "residuals", "residual_fn"),
+        (fo.scale_by_gauss_newton(), "residuals", "residual_fn"),
+        (fo.lbfgs(), "value_fn", "value, value_and_grad"),
+        (fo.ssbroyden(), "closure", "value, value_and_grad"),
+    ],
+)
+def test_an_extra_argument_of_another_name_is_named(tx, name, takes):
+    words = f"extra argument {name}, which no part of this transformation takes (it takes: {takes})"
+    refused(TypeError, words, lambda: tx.update(GRADS, tx.init(PARAMS), PARAMS, **{name: total}))
+
+
 @pytest.mark.parametrize("way", ["update", "compile", "train step"])
 def test_swapped_arguments_are_told_the_order(way):
     tx = fo.adamw()

@@ -266,7 +266,9 @@ def lbfgs(
         *,
         value: Tensor = base.NEEDED,
         value_and_grad: ValueAndGrad = base.NEEDED,
+        **extra: Any,
     ) -> tuple[Any, LbfgsState]:
+        base.check_extra(extra, ("value", "value_and_grad"))
         check_function("lbfgs", value, value_and_grad)
         flat = flat_of(params, grads, batched=batched)
         check_state(state, LbfgsState, history_size, flat)
