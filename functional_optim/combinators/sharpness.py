@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
-from functional_optim.core.chain import Wrapped, freezing_rules, without
+from functional_optim.core.chain import Wrapped, freezing_rules, ignores_gradients, without
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
@@ -34,6 +34,11 @@ class SharpnessAware(Wrapped):
     inner: base.GradientTransformation
 
     def __new__(cls, ascent: Leafwise, inner: base.GradientTransformation) -> SharpnessAware:
+        if ignores_gradients(inner):
+            raise TypeError(
+                f"{ascent.placements[0].name} changes gradients, but a method for residuals or "
+                "values reads none; leave it out."
+            )
         ascent = without(freezing_rules(inner), ascent)
 
         def init(params: Any) -> SamState:

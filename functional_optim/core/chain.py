@@ -37,8 +37,8 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
     Raises:
         TypeError: if an argument is not a `GradientTransformation`.
         ValueError: if two parts have slots of the same name and are not named, a part that
-            reads the updated parameters is not the last, or two parts multiply the updates of one
-            leaf by a learning rate.
+            reads the updated parameters is not the last, two parts multiply the updates of one leaf
+            by a learning rate, or a part comes before one that reads no gradients.
 
     Example::
 
@@ -62,6 +62,11 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
         return Leafwise(())
     if len(parts) == 1:
         return parts[0]
+    for x in _unread(parts):
+        raise ValueError(
+            f"{x.name} has no effect before a method for residuals or values, which "
+            "reads no gradients; put it after that, or leave it out."
+        )
     freezing = freezing_rules(*parts)
     return MixedChain(tuple([without(freezing, part) for part in parts] if freezing else parts))
 
@@ -203,6 +208,24 @@ class WithoutGradients(base.GradientTransformation):
     @property
     def reads_gradients(self) -> bool:
         return False
+
+
+def ignores_gradients(tx: base.GradientTransformation) -> bool:
+    """Whether no update depends on the gradients."""
+    if isinstance(tx, MixedChain):  # behind a gate they may pass
+        blind = [part for part in tx.parts if ignores_gradients(part)]
+        return len(blind) > 0 and len(_unread(tx.parts)) == 0
+    if isinstance(tx, Wrapped):
+        return len(tx.choices) == 0 and ignores_gradients(tx.inner)
+    return isinstance(tx, WithoutGradients)
+
+
+def _unread(parts: Sequence[base.GradientTransformation]) -> list[Placement]:
+    """The rules before a part that ignores gradients, without those that only measure or freeze."""
+    blind = [k for k, part in enumerate(parts) if ignores_gradients(part)]
+    before = [x for part in parts[: max([0, *blind])] for x in _rules_of(part)]
+    watching = UNKNOWN.rule.name, "monitor"
+    return [x for x in before if not freezes(x) and x.rule.name not in watching]
 
 
 def on_some(

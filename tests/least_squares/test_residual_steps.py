@@ -216,6 +216,31 @@ def test_clipping_and_averages_follow_in_a_chain():
     assert float(fo.tree.global_norm(updates)) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("around", [lambda tx: tx, lambda tx: fo.chain(fo.freeze("w"), tx)])
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_changes_gradients_that_are_not_read_is_refused(name, around):
+    tx = around(RECIPES[name]())
+    for before in (fo.clip_by_global_norm(1.0), fo.masked(fo.trace(0.9), "w")):
+        with pytest.raises(ValueError, match="has no effect before a method for residuals"):
+            fo.chain(before, tx)
+        with pytest.raises(ValueError, match="has no effect before a method for residuals"):
+            fo.chain(before, fo.lookahead(tx))
+    for sharp in (fo.sam, fo.asam):
+        with pytest.raises(TypeError, match="am changes gradients, but a method for residuals"):
+            sharp(tx)
+
+
+def test_what_changes_or_measures_the_gradients_of_other_leaves_stays():
+    parts = {"first": fo.gauss_newton(damping=0.1), "second": fo.sgd(0.1)}
+    tx = fo.partition(parts, {"w": "second", "*": "first"})
+    assert fo.sam(tx).required == ("grad_fn", "residual_fn")
+    for each in ({"n": fo.measures.global_norm}, {"n": torch.linalg.vector_norm}):
+        watched = fo.named_chain(("watch", fo.monitor(each)), ("step", tx))
+        both = fo.chain(fo.monitor(each), fo.levenberg_marquardt())
+        for one in (fo.chain(fo.clip_by_global_norm(1.0), tx), watched, both):
+            one.init(params())
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_float32_parameters_keep_their_dtype(name):
     p = tree.map(lambda x: x.float(), params())
