@@ -13,6 +13,10 @@ SUMS = (
 )
 UNSUMMED = "It reads two words, AdamW four; reads hide writes."
 GLOO = "Its steps need sums over processes, and each takes gloo 0.3 to 0.6 ms."
+AGAIN = (
+    "While the processes add sums, the shards leave the cache: each pass reads them from memory. "
+    "The rest is waiting for these sums."
+)
 CALLS = "Each operation of each iteration is a call of torch; with compile=True it meets the bar."
 
 REASONS = {
@@ -47,6 +51,9 @@ REASONS = {
     ),
     "es-": "The evaluation of all candidates takes half of it, noise and ranks the rest.",
     "stack-": "Single matrices are stepped in batches, too: a stack of experts saves nothing.",
+    "sharded-muon": "Matrices go to their owners, and their shards back, through gloo.",
+    "sharded-lamb": AGAIN,
+    "sharded-adafactor": AGAIN,
     "sharded-": GLOO,
     "adafactor-gpt": SUMS,
     "functional-": "A tree is flattened and compared in each step; the object keeps a list.",
