@@ -28,13 +28,16 @@ class Workload:
 
 
 def parameters(shapes: Shapes, device: str = "cpu") -> list[Tensor]:
-    """Parameters of these shapes with gradients, the same at every call."""
+    """Parameters of these shapes with gradients, the same at every call.
+
+    Without temporary tensors: malloc would keep their memory, in some processes only.
+    """
     torch.manual_seed(0)
     params: list[Tensor] = [
-        torch.nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in shapes
+        torch.nn.Parameter(torch.randn(shape, device=device).mul_(0.02)) for shape in shapes
     ]
     for p in params:
-        p.grad = 0.01 * torch.randn(p.shape, device=device)
+        p.grad = torch.randn(p.shape, device=device).mul_(0.01)
     return params
 
 
