@@ -25,6 +25,7 @@ REASONS = {
         "A normal number for each element: instructions take the time, not memory, above all with "
         "vectors of eight numbers."
     ),
+    "algorithm-sgd": UNSUMMED,
     "algorithm-sign_sgd": UNSUMMED,
     "algorithm-signum": UNSUMMED,
     "algorithm-lion": UNSUMMED,
