@@ -180,10 +180,7 @@ class OptimizerBase(torch.optim.Optimizer):
         DTensors, which run while results are written). A step that Ctrl-C interrupts changes either
         nothing or everything.
         """
-        loss = None
-        if closure is not None:
-            check_closure(closure)
-            loss = base.recorded(closure)
+        loss = None if closure is None else loss_of(closure)
         if torch.compiler.is_compiling():
             base.unrecorded(partial(step_in_graph, self, loss, self._step_in_place))
         elif self.defaults.get("differentiable"):
@@ -474,14 +471,15 @@ class OptimizerBase(torch.optim.Optimizer):
         own_scalars(self.state.values())
 
 
-def check_closure(closure: Any) -> None:
-    """Raise TypeError if what a step was given is not a closure."""
+def loss_of(closure: Any) -> Any:
+    """What the closure of a step returns; raises TypeError for anything else than a closure."""
     if not callable(closure):
         raise TypeError(
             f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
             "loss.backward() and step(), or pass a function that computes the loss and "
             "its gradients and returns the loss."
         )
+    return base.recorded(closure)
 
 
 def _without(state: dict[str, Any], key: str) -> str:

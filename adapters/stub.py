@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.base import OptimizerBase, check_closure, with_hooks
+from functional_optim.adapters.base import OptimizerBase, loss_of, with_hooks
 from functional_optim.adapters.state.recipes import check_iterable
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype
@@ -79,10 +79,7 @@ class OptimizerStub(OptimizerBase):
         Returns:
             The closure's loss; None without a closure.
         """
-        if closure is None:
-            return None
-        check_closure(closure)
-        return base.recorded(closure)
+        return None if closure is None else loss_of(closure)
 
     step = with_hooks(_step)
 

@@ -213,8 +213,7 @@ class WithoutGradients(base.GradientTransformation):
 def ignores_gradients(tx: base.GradientTransformation) -> bool:
     """Whether no update depends on the gradients."""
     if isinstance(tx, MixedChain):  # behind a gate they may pass
-        blind = [part for part in tx.parts if ignores_gradients(part)]
-        return len(blind) > 0 and len(_unread(tx.parts)) == 0
+        return any(map(ignores_gradients, tx.parts)) and not _unread(tx.parts)
     if isinstance(tx, Wrapped):
         return len(tx.choices) == 0 and ignores_gradients(tx.inner)
     return isinstance(tx, WithoutGradients)

@@ -260,7 +260,8 @@ class Rays(NamedTuple):
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
         """The sum of directions times weights of a state."""
-        check_estimate("an estimate", state) if self.signs else check_normal("an estimate", state)
+        check = check_estimate if self.signs else check_normal
+        check("an estimate", state)
         if len(state.weights) != self.number:
             raise ValueError(
                 f"the estimator has {self.number} directions, but the state has "

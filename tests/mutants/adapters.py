@@ -8,7 +8,7 @@ global hooks are not called
 ~ ⟦or every_optimizer._global_optimizer_pre_hooks → ⟧
 ? adapters/test_adapter.py -k hook
 a closure runs in the caller's mode
-~ loss = ⟦base.recorded(closure → closure(⟧)
+~ return ⟦base.recorded(closure → closure(⟧)
 ? adapters/test_contract.py -k closure
 a differentiable step is in place
 ~ elif ⟦self.defaults → {}⟧.get("diff
