@@ -96,7 +96,7 @@ BETTER = {
     "muon_adamw": NETWORKS | {"kronecker"},
     "soap": {"gpt", "autoencoder", "kronecker"},
     "psgd_kron": NETWORKS | {"kronecker", "addition"},
-    "shampoo": NETWORKS | {"kronecker"},
+    "shampoo": {"gpt", "autoencoder", "kronecker"},
     "lbfgs": {"quadratic", "kronecker"},
     "adafactor": {"gpt", "skip-gram"},
     "schedule_free_adamw": {"gpt"},
