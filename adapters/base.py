@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,20 @@ from functional_optim import numeric, tree
 from functional_optim.adapters.state.capturing import KEY as CAPTURABLE
 from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
-from functional_optim.adapters.state.names import check_distinct, named, place
+from functional_optim.adapters.state.names import check_distinct, lacking, named
 from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.pickling import without_views
 from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
+from functional_optim.adapters.state.surroundings import (
+    outlives_inference,
+    outside_inference,
+    without_compiler,
+)
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import own_scalars
 from functional_optim.adapters.stepping.leaves import Changes, discard
-from functional_optim.adapters.stepping.loss import forget_scale, left_to_step, unscale
+from functional_optim.adapters.stepping.loss import forget_scale, left_to_step, loss_of, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan, valid_plan
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.adapters.stepping.traced import step_in_graph, step_traced
@@ -33,9 +38,8 @@ from functional_optim.core.calls import explaining
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.lift import check_parts
+from functional_optim.core.lift import check_matrices, check_parts
 from functional_optim.core.paths import check_choices
-from functional_optim.core.rule import check_views
 from functional_optim.engine.group import Compile
 from functional_optim.kernels import private
 from functional_optim.kernels.interrupts import held
@@ -65,36 +69,6 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     quick.__qualname__ = "OptimizerBase.step"
     vars(quick)["hooked"] = True  # torch would wrap it again
     return quick
-
-
-def outlives_inference(groups: list[dict[str, Any]]) -> bool:
-    """Whether torch.inference_mode is on, and parameters can also be written outside of it."""
-    return torch.is_inference_mode_enabled() and not any(
-        p.is_inference() for group in groups for p in group["params"]
-    )
-
-
-@contextmanager
-def outside_inference() -> Iterator[None]:
-    """Make tensors that can still be written when a surrounding torch.inference_mode has ended."""
-    with ExitStack() as modes_of_torch:
-        if torch.is_inference_mode_enabled():
-            modes_of_torch.enter_context(torch.inference_mode(False))
-            modes_of_torch.enter_context(torch.no_grad())
-        yield
-
-
-def _without_compiler(method: Any, *args: Any) -> Any:
-    """Call a method of torch's Optimizer.
-
-    torch hides some methods from its compiler by a wrapper whose import takes a second. A step that
-    is not being compiled does not need the wrapper.
-    """
-    hidden = method.__func__
-    by_torch = hidden.__globals__["__name__"].startswith("torch.")  # and not by another library
-    if torch.compiler.is_compiling() or not (by_torch and hasattr(hidden, "__wrapped__")):
-        return method(*args)
-    return hidden.__wrapped__(method.__self__, *args)
 
 
 class OptimizerBase(torch.optim.Optimizer):
@@ -320,7 +294,7 @@ class OptimizerBase(torch.optim.Optimizer):
             self._check_keys(param_group)
             self.checked_transform({**self.defaults, **param_group})
         try:
-            _without_compiler(add, param_group)
+            without_compiler(add, param_group)
         except ValueError as error:
             if "without names to the optimizer" not in str(error):
                 raise
@@ -331,10 +305,8 @@ class OptimizerBase(torch.optim.Optimizer):
         self.check_parameters(group)
         tx = self.checked_transform(group)
         if isinstance(tx, Leafwise):
-            for name, p in named(group):
-                mine = tx.on(name, p)
-                if mine is not None and p.requires_grad:
-                    check_views(mine.placements, p, name)
+            acting = [(tx.on(name, p), p, name) for name, p in named(group) if p.requires_grad]
+            check_matrices([(x.placements, *of) for x, *of in acting if x is not None])
             check_parts(tx.placements, named(group))
         elif self.keeps_trees:
             check_distinct(group)
@@ -359,7 +331,7 @@ class OptimizerBase(torch.optim.Optimizer):
         Args:
             set_to_none: set each to None (the default), or fill it with zeros.
         """
-        _without_compiler(super().zero_grad, set_to_none)
+        without_compiler(super().zero_grad, set_to_none)
 
     def state_dict(self, *, decoded: bool = False) -> dict[str, Any]:
         """State and parameter groups in torch's format; see torch.optim.Optimizer.state_dict.
@@ -372,7 +344,7 @@ class OptimizerBase(torch.optim.Optimizer):
             decoded: decode slots that `fo.stored` has packed, to float32 under torch's keys, so
                 that torch.optim's class can load them. See `adapters.decode_slots`.
         """
-        saved = _without_compiler(super().state_dict)
+        saved = without_compiler(super().state_dict)
         for group in saved.get("param_groups", ()):  # hooks of the user may return other objects
             group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
@@ -400,7 +372,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         load = super().load_state_dict
         with outside_inference():
-            load_checked(self, lambda given: _without_compiler(load, given), state_dict)
+            load_checked(self, lambda given: without_compiler(load, given), state_dict)
 
     def numbers(self, *names: str) -> dict[str, float]:
         """All scalars of the states, read at once; see `functional_optim.numbers`.
@@ -463,31 +435,9 @@ class OptimizerBase(torch.optim.Optimizer):
             super().__setstate__(state)
         except KeyError as missing:  # in torch's code, for the state of another algorithm
             raise ValueError(
-                f"{_without(state, missing.args[0])}, which {type(self).__name__} needs; load a "
+                f"{lacking(state, missing.args[0])}, which {type(self).__name__} needs; load a "
                 "checkpoint of the same kind of optimizer."
             ) from None
         if not known:  # torch adds it, and a group added later would differ from the others
             self.defaults.pop("differentiable", None)
         own_scalars(self.state.values())
-
-
-def loss_of(closure: Any) -> Any:
-    """What the closure of a step returns; raises TypeError for anything else than a closure."""
-    if not callable(closure):
-        raise TypeError(
-            f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
-            "loss.backward() and step(), or pass a function that computes the loss and "
-            "its gradients and returns the loss."
-        )
-    return base.recorded(closure)
-
-
-def _without(state: dict[str, Any], key: str) -> str:
-    """A parameter of a loaded state that lacks a slot, and its slots, for an error."""
-    for k, group in enumerate(state["param_groups"]):
-        for i, p in enumerate(group["params"]):
-            mine = state["state"].get(p)
-            if mine is not None and key not in mine:
-                has = sorted(map(str, mine))
-                return f"parameter {place(group, k, i)} of the loaded state has {has}, no {key!r}"
-    return f"the loaded parameter groups have no {key!r}"

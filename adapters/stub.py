@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.base import OptimizerBase, loss_of, with_hooks
+from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.state.recipes import check_iterable
+from functional_optim.adapters.stepping.loss import loss_of
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype
 from functional_optim.transforms.scaling import set_to_zero

@@ -57,6 +57,17 @@ def place(group: Mapping[str, Any], k: int, i: int) -> str:
     return f"'{names[i]}'" if names else f"{i} of group {k}"
 
 
+def lacking(state: dict[str, Any], key: str) -> str:
+    """A parameter of a loaded state that lacks a slot, and its slots, for an error."""
+    for k, group in enumerate(state["param_groups"]):
+        for i, p in enumerate(group["params"]):
+            mine = state["state"].get(p)
+            if mine is not None and key not in mine:
+                has = sorted(map(str, mine))
+                return f"parameter {place(group, k, i)} of the loaded state has {has}, no {key!r}"
+    return f"the loaded parameter groups have no {key!r}"
+
+
 def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise ValueError if a group and a saved one have different parameter names.
 

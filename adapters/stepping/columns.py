@@ -105,6 +105,11 @@ class Column:
         plain = len(self.tensors) == 1 and type(first) is Tensor and self.here
         return first.fill_ if plain and not self.captured else None
 
+    def unless(self, skip: Tensor, value: Any) -> Tensor:
+        """A new value, or the old one if the step is skipped. skip: nonzero if it is."""
+        old = self.read()
+        return torch.where(skip.reshape(()).to(old.device, non_blocking=True) > 0, old, value)
+
     def written(self, value: Any) -> bool:
         """Record the write; True if the states have new tensors."""
         moved, self.moved = self.moved, False

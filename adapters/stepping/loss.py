@@ -13,8 +13,19 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import modes, sharding
+from functional_optim.core import base, modes, sharding
 from functional_optim.solvers.arguments import is_number
+
+
+def loss_of(closure: Any) -> Any:
+    """What the closure of a step returns; raises TypeError for anything else than a closure."""
+    if not callable(closure):
+        raise TypeError(
+            f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
+            "loss.backward() and step(), or pass a function that computes the loss and "
+            "its gradients and returns the loss."
+        )
+    return base.recorded(closure)
 
 
 def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class ParamEntry(PlanEntry):
             self.noted += [(self.columns[key], x) for key, x in carried if key in self.mine]
         if context.skip is not None:
             skip = context.skip
-            self.noted = [(own, _unless(skip, own, value)) for own, value in self.noted]
+            self.noted = [(own, own.unless(skip, value)) for own, value in self.noted]
         return [write for column, value in self.noted for write in column.writes(value)]
 
     def can_skip(self) -> bool:
@@ -185,13 +185,6 @@ def _settings(optimizer: OptimizerBase) -> tuple[Any, ...]:
     """What an object itself says of its steps, which may be replaced between two of them."""
     own = vars(optimizer)
     return own.get("recipe"), own.get("compile"), own.get("stored"), own.get("capturable")
-
-
-def _unless(skip: Tensor, column: Any, value: Any) -> Tensor:
-    """The new value of a scalar, or its old value if the step is skipped."""
-    old = column.read()
-    stays = skip.reshape(()).to(old.device, non_blocking=True) > 0
-    return torch.where(stays, old, value)
 
 
 class OptimizerPlan(StepPlan):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import optree
 import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base, memory, modes, sharding
-from functional_optim.core.first_slots import init_slots
+from functional_optim.core.first_slots import init_slots, slots_like
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.rows import (
@@ -59,6 +61,41 @@ class State(NamedTuple):
     hyper: dict[str, Tensor]
 
 
+class Look:
+    """Trees that were checked once: trees that look the same need no checks."""
+
+    def __init__(self) -> None:
+        self.known: tuple[Any, Callable[..., bool], list[int]] | None = None
+
+    def note(self, trees: Any) -> None:
+        """Store trees that were checked, instead of earlier ones; plain tensors only."""
+        leaves, structure = optree.tree_flatten(trees)
+        plain = all(isinstance(x, Tensor) and memory.has_address(x) for x in leaves)
+        self.known = (
+            (structure, memory.same_looks(leaves), list(map(_bytes, leaves))) if plain else None
+        )
+
+    def same(self, trees: Any) -> bool:
+        """Whether trees have the structure, types, dtypes, sizes, strides, devices and storages of
+        those."""
+        if self.known is None:
+            return False
+        structure, check, sizes = self.known
+        leaves, own = optree.tree_flatten(trees)
+        known = own == structure and all(map(_has_strides, leaves)) and check(*leaves)
+        return bool(known) and list(map(_bytes, leaves)) == sizes
+
+
+def _has_strides(x: Any) -> bool:
+    """Whether torch's guards support an object: on a nested tensor they crash the process."""
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+
+
+def _bytes(x: Tensor) -> int:
+    """The bytes of a tensor's storage from its first element on."""
+    return x.untyped_storage().nbytes() - int(x.storage_offset()) * x.element_size()
+
+
 def frozen(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
     """The update of a rule that freezes its leaves."""
     return u, slots
@@ -102,7 +139,7 @@ def lift(
     every = tuple(range(len(placements)))
     meets = any(x.reduce_groups for x in placements)
     spread = takes_turns(placements)
-    look = memory.Look()
+    look = Look()
 
     def kind_of(places: tuple[int, ...]) -> Kind:
         mine, names = part_of(placements, layout, places) if routed else (placements, layout)
@@ -163,7 +200,8 @@ def lift(
             if places not in kinds:
                 kinds[places] = kind_of(places)
             kind = kinds[places]
-            rows.append(Row(kind, p, sharding.gradient_of(p, g), kind.pick(slots)))
+            own = g if type(g) is Tensor else sharding.gradient_of(p, g)
+            rows.append(Row(kind, p, own, kind.pick(slots)))
 
         if routed:
             tree.map_with_path(gather, params, grads, *columns)
@@ -171,11 +209,12 @@ def lift(
             tree.map(lambda *leaf: gather("", *leaf), params, grads, *columns)
         if spread:
             rows = in_turns(rows)
-        t = (state.step + 1).to(torch.float64)
+        traced, count = modes.traced(), state.step + 1
+        t = numeric.float64(count) if traced else known_number(count)
         totals = given_totals()
         before = None if totals is None else totals.enter(placements)
         if not rows and not meets:
-            return grads, base.replaced(state, step=state.step + 1)
+            return grads, base.replaced(state, step=count)
 
         groups = grouped(rows)
         used, names, at = placements, layout, every
@@ -185,15 +224,14 @@ def lift(
             at = tuple(sorted({i for group in groups for i in group.kind.at}))
             used, names = part_of(placements, layout, at)
             groups = [group.reindexed(at) for group in groups]
-        step = StepScalars(used, t, carry_of(names, state.carry), extra)
-        clones = seen or torch.compiler.is_compiling()
-        if not seen and not modes.traced():
+        step = StepScalars(used, t, carry_of(names, state.carry, known=not traced), extra)
+        if not seen and not traced:
             check_groups(groups, step)
-            clones = of_package(placements)  # which clone the gradients that they keep
-            if clones:
+            if of_package(placements):
                 look.note(given)
-            for group in () if clones else groups:
-                check_sizes(group.kind.placements, [row.p for row in group.rows])
+            else:
+                for group in groups:
+                    check_sizes(group.kind.placements, [row.p for row in group.rows])
         while step.proceed():
             if totals is None or before is None or totals.alone:
                 step.advance(measured(groups, step))
@@ -216,7 +254,11 @@ def lift(
                 return (None, *slots)
             u, new = found[k]
             own = row.kind.put(slots, new)
-            return (u, *(own if clones else memory.separate(own, g, p)))
+            if seen:
+                own = _kept_apart(own, g, p)
+            elif not torch.compiler.is_compiling():
+                own = memory.separate(own, g, p)
+            return (u, *own)
 
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
         carried = {**state.carry, **stored_carry(used, names, state.carry, step.carried)}
@@ -230,19 +272,46 @@ def lift(
         slots = dict(zip(keys, new, strict=True))
         if torch.compiler.is_compiling():
             keep_numbers_open()
-        return updates, State(state.step + 1, carried, slots, hyper)
+        return updates, State(count, carried, slots, hyper)
 
     return init, update
 
 
+def _kept_apart(slots: Sequence[Any], *given: Tensor | None) -> list[Any]:
+    """New slots of plain tensors, with copies of those in the memory of a given tensor."""
+    places = [x.untyped_storage().data_ptr() for x in given if x is not None]
+    lent = [x is not None and x.untyped_storage().data_ptr() in places for x in slots]
+    return [x.clone() if own else x for x, own in zip(slots, lent, strict=True)]
+
+
 def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
     try:
-        value = numeric.at(hyper, t)
+        value = hyper if type(hyper) is float else numeric.at(hyper, t)
     except numeric.NotANumber as error:
         raise error.among([(name, hyper)]) from None
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True)  # not the user's own memory
     return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def check_matrices(acting: Iterable[tuple[Sequence[Placement], Tensor, str]]) -> None:
+    """Raise ValueError or TypeError if a rule for matrices does not take a parameter.
+
+    acting: the rules of each parameter, the parameter and its path.
+    """
+    tried: set[Any] = set()
+    for placements, p, path in acting:
+        for rule, *_ in placements:
+            kind = (id(rule), p.shape, p.dtype)
+            if rule.storage.view is None or kind in tried:
+                continue
+            rule.storage.view.check(rule.name, p.shape, path)
+            try:  # a small one: operations on the meta device import sympy
+                init_slots(rule, torch.zeros((1,) * p.dim(), dtype=p.dtype, device="cpu"), path)
+            except Exception:
+                with suppress(RuntimeError):  # of an init that reads values
+                    slots_like(rule, p, path)
+            tried.add(kind)
 
 
 def check_parts(placements: tuple[Placement, ...], named: Iterable[tuple[str, Tensor]]) -> None:
@@ -255,9 +324,17 @@ def check_parts(placements: tuple[Placement, ...], named: Iterable[tuple[str, Te
                 check_part(placements[i], path, p, flat=flat)
 
 
-def carry_of(layout: Layout, stored: dict[str, Tensor]) -> list[Numbers]:
-    """The carried scalars of each rule, in float64."""
-    return [tuple([numeric.float64(stored[key]) for key in keys]) for keys in layout.carry]
+def carry_of(layout: Layout, stored: dict[str, Tensor], *, known: bool) -> list[Numbers]:
+    """The carried scalars of each rule, in float64. known: as Python floats, where possible."""
+    read = known_number if known else numeric.float64
+    return [tuple([read(stored[key]) for key in keys]) for keys in layout.carry]
+
+
+def known_number(x: Tensor) -> Any:
+    """A scalar of a state as a Python float; one that is on another device, or has derivatives, as
+    a 0-dim float64 tensor."""
+    known = type(x) is Tensor and x.device.type == "cpu" and not x.requires_grad
+    return float(x) if known and x.numel() == 1 else numeric.float64(x)
 
 
 def stored_carry(

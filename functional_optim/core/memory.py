@@ -11,7 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 
@@ -248,39 +247,6 @@ def same_looks(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 def _look(x: Tensor) -> tuple[Any, ...]:
     strides = x.stride() if x.layout is torch.strided else None
     return (x.layout, x.dtype, x.device, x.numel(), strides)
-
-
-class Look:
-    """Trees that were checked once: trees that look the same need no checks."""
-
-    def __init__(self) -> None:
-        self.known: tuple[Any, Callable[..., bool], list[int]] | None = None
-
-    def note(self, trees: Any) -> None:
-        """Store trees that were checked, instead of earlier ones; plain tensors only."""
-        leaves, structure = optree.tree_flatten(trees)
-        plain = all(isinstance(x, Tensor) and has_address(x) for x in leaves)
-        self.known = (structure, same_looks(leaves), list(map(_bytes, leaves))) if plain else None
-
-    def same(self, trees: Any) -> bool:
-        """Whether trees have the structure, types, dtypes, sizes, strides, devices and storages of
-        those."""
-        if self.known is None:
-            return False
-        structure, check, sizes = self.known
-        leaves, own = optree.tree_flatten(trees)
-        known = own == structure and all(map(_has_strides, leaves)) and check(*leaves)
-        return bool(known) and list(map(_bytes, leaves)) == sizes
-
-
-def _has_strides(x: Any) -> bool:
-    """Whether torch's guards support an object: on a nested tensor they crash the process."""
-    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
-
-
-def _bytes(x: Tensor) -> int:
-    """The bytes of a tensor's storage from its first element on."""
-    return x.untyped_storage().nbytes() - int(x.storage_offset()) * x.element_size()
 
 
 def laid_out_like(g: Tensor, p: Tensor) -> Tensor:

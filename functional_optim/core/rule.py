@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -277,13 +277,6 @@ class Placement(NamedTuple):
             runs = runs._replace(choose=None, turns=None)
             rule = rule._replace(updates=rule.updates[which - 1 : which], runs=runs)
         return self._replace(rule=rule, gate=0)
-
-
-def check_views(placements: Iterable[Placement], p: Tensor, path: str) -> None:
-    """Raise ValueError if a parameter is ambiguous for a matrix rule."""
-    for placement in placements:
-        if placement.rule.storage.view is not None:
-            placement.rule.storage.view.check(placement.rule.name, p.shape, path)
 
 
 def settled(

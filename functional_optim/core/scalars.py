@@ -281,6 +281,10 @@ class Caster:
     """
 
     def __init__(self, numbers: Sequence[Numbers]) -> None:
+        self.floats: list[Numbers] | None = None
+        if all(type(x) is float or type(x) is int for own in numbers for x in own):
+            self.floats = [*numbers]
+            return
         self.flat = flat_numbers(numbers)
         self.forms = list(map(form_of, numbers))
         self.kinds = kinds_of(self.forms)
@@ -288,6 +292,8 @@ class Caster:
         self.cast: dict[tuple[torch.dtype, torch.device], list[Numbers]] = {}
 
     def __call__(self, p: Tensor) -> list[Numbers]:
+        if self.floats is not None:
+            return self.floats
         key = (compute_dtype(p), p.device)
         if key not in self.cast:
             dtype, device = key

@@ -175,6 +175,8 @@ TYPES = [
 
 
 VALUES = [
+    (lambda: adapters.NorMuon([p()]), "scale_by_normuon takes matrices, but got a parameter of"),
+    (lambda: of(fo.kl_soap), "kl_basis takes matrices and kernels, but got a"),
     (lambda: adapters.AdamW([]), "got an empty parameter list"),
     (lambda: written(step=-1.0), "'step' in the state of parameter '0' is -1.0; put the number"),
     (lambda: written(step=torch.tensor(torch.nan)), "is nan; put the number of finished steps"),

@@ -11,6 +11,10 @@ from functional_optim import adapters
 from functional_optim.core import memory
 
 
+def places(tensors):
+    return {x.untyped_storage().data_ptr() for x in tensors}
+
+
 def names(i):
     return f"tensor {i}"
 
@@ -178,3 +182,23 @@ def test_a_slot_that_a_rule_is_given_is_copied(kept, mapped):
     p.fill_(7.0)
     assert found.tolist() == wanted
     assert tx.init(p).slots["previous"].data_ptr() != p.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fo.accumulate(fo.sgd(0.1), 4),
+        fo.masked(fo.accumulate(fo.sgd(0.1, momentum=0.9), 2), "w"),
+        fo.chain(fo.sgd(0.1), fo.params_ema(0.0)),
+        fo.lookahead(fo.sgd(0.1), 2, 1.0),
+    ],
+)
+def test_a_state_has_no_memory_of_gradients_or_parameters(tx, dtype):
+    """Nor in a repeated step, which copies only tensors that are lent."""
+    p = {"w": torch.ones(4, dtype=dtype)}
+    state = tx.init(p)
+    for _ in range(5):
+        g = {"w": torch.ones(4, dtype=dtype)}
+        _, state = tx.update(g, state, p)
+        assert not places(fo.tree.leaves(state)) & places([g["w"], p["w"]])

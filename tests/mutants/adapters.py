@@ -7,9 +7,6 @@ MUTANTS = read(r"""
 global hooks are not called
 ~ ⟦or every_optimizer._global_optimizer_pre_hooks → ⟧
 ? adapters/test_adapter.py -k hook
-a closure runs in the caller's mode
-~ return ⟦base.recorded(closure → closure(⟧)
-? adapters/test_contract.py -k closure
 a differentiable step is in place
 ~ elif ⟦self.defaults → {}⟧.get("diff
 ? core/test_differentiable.py -k slots
@@ -19,6 +16,10 @@ a group is there before it is checked
 no advice for groups without names
 ~ ⟦"without names to the optimizer" not in → ⟧
 ? adapters/test_recipes.py
+= adapters/stepping/loss.py
+a closure runs in the caller's mode
+~ return ⟦base.recorded(closure → closure(⟧)
+? adapters/test_contract.py -k closure
 = adapters/state/recipes.py
 unknown keys are taken
 ~     unknown = ⟦unknown_keys(group, names) → []⟧
