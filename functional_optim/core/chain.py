@@ -64,7 +64,7 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
         return parts[0]
     for x in _unread(parts):
         raise ValueError(
-            f"{x.name} has no effect before a method for residuals or values, which "
+            f"{x.name or 'a rule'} has no effect before a method for residuals or values, which "
             "reads no gradients; put it after that, or leave it out."
         )
     freezing = freezing_rules(*parts)
@@ -223,8 +223,8 @@ def _unread(parts: Sequence[base.GradientTransformation]) -> list[Placement]:
     """The rules before a part that ignores gradients, without those that only measure or freeze."""
     blind = [k for k, part in enumerate(parts) if ignores_gradients(part)]
     before = [x for part in parts[: max([0, *blind])] for x in _rules_of(part)]
-    watching = UNKNOWN.rule.name, "monitor"
-    return [x for x in before if not freezes(x) and x.rule.name not in watching]
+    changing = [x for x in before if x.rule.updates != (unchanged,) and x.rule.name != "monitor"]
+    return [x for x in changing if not freezes(x)]
 
 
 def on_some(

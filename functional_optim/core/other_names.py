@@ -26,10 +26,33 @@ SCIPY = {
 """Functions of scipy.optimize."""
 
 
+TORCH = {
+    "clip_grad_norm_": "fo.clip_by_global_norm",
+    "clip_grad_value_": "fo.clip_by_value",
+    "AveragedModel": "fo.params_ema",
+    "GradScaler": "fo.apply_if_finite; torch.amp.GradScaler takes these optimizers, too",
+    "StepLR": "fo.schedules.exponential_decay(..., staircase=True)",
+    "MultiStepLR": "fo.schedules.piecewise_constant",
+    "ConstantLR": "fo.schedules.warmup",
+    "LinearLR": "fo.schedules.linear",
+    "ExponentialLR": "fo.schedules.exponential_decay",
+    "PolynomialLR": "fo.schedules.polynomial",
+    "CosineAnnealingLR": "fo.schedules.cosine_decay",
+    "CosineAnnealingWarmRestarts": "fo.schedules.sgdr",
+    "OneCycleLR": "fo.schedules.cosine_onecycle",
+    "SequentialLR": "fo.schedules.join",
+    "CyclicLR": "fo.schedules.from_torch",
+    "LambdaLR": "nothing: a schedule is a function of the number of finished steps",
+    "ReduceLROnPlateau": "fo.reduce_on_plateau",
+}
+"""Functions and classes around torch's optimizers."""
+
+
 def hint_for(name: str) -> str:
-    """A clause with our name for a name of optax or scipy; "" if unknown."""
-    if name in SCIPY:
-        return f"for scipy's {name} there is {_full(SCIPY[name])}"
+    """A clause with our name for a name of torch, optax or scipy; "" if unknown."""
+    for library, names in (("scipy", SCIPY), ("torch", TORCH)):
+        if name in names:
+            return f"for {library}'s {name} there is {_full(names[name])}"
     here = _name_for(name)
     return f"for optax's {name} there is {here}" if here else ""
 

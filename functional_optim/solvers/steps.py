@@ -70,6 +70,8 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
     system, diagonal = system_at(known, residual_fn, flat, x)
     cost = 0.5 * (system.r * system.r).sum()
     finite = cost.isfinite() & diagonal.isfinite().all()
+    if system.r.numel() == 1 and not modes.traced():
+        check_no_loss(residual_fn(params))
     if not modes.traced() and not bool(finite & system.g.any()):
         if not finite:
             raise ValueError(
@@ -81,6 +83,16 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
             with torch.enable_grad():
                 check_recorded(name, residuals.on_vector(residual_fn, flat)(point), point)
     return Here(flat, x, system, diagonal, cost, known)
+
+
+def check_no_loss(value: Any) -> None:
+    """Raise ValueError for one number in place of residuals."""
+    if isinstance(value, Tensor) and not value.dim():
+        raise ValueError(
+            "residual_fn returned one number, such as a loss, of which the square would be "
+            "minimized; return the residuals, before they are squared and summed, or a single "
+            "residual as r.reshape(1)."
+        )
 
 
 def vector_view(name: str, params: Any) -> Ravel:

@@ -29,6 +29,8 @@ SAYS = {
     "eval": (lambda: fo.schedule_free_eval_params, "there is functional_optim.eval_params"),
     "fit": (lambda: fo.curve_fit, "for scipy's curve_fit there is functional_optim.least_squares"),
     "scalar": (lambda: fo.root_scalar, "for scipy's root_scalar there is nothing: use scipy"),
+    "torch": (lambda: fo.clip_grad_norm_, "for torch's clip_grad_norm_ there is functional_"),
+    "scheduler": (lambda: fo.schedules.StepLR, "there is functional_optim.schedules.exponential_"),
     "b1": (lambda: fo.schedule_free(fo.sgd(0.1), 0.1, b1=0.9), "'b1'; pass momentum."),
     "decay of squares": (lambda: fo.rmsprop(1e-3, decay=0.9), "'decay'; pass alpha."),
     "power": (lambda: fo.adafactor(decay_rate=0.8), "pass beta2_decay, with a minus sign."),

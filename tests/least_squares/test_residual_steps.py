@@ -220,7 +220,8 @@ def test_clipping_and_averages_follow_in_a_chain():
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_changes_gradients_that_are_not_read_is_refused(name, around):
     tx = around(RECIPES[name]())
-    for before in (fo.clip_by_global_norm(1.0), fo.masked(fo.trace(0.9), "w")):
+    halved = fo.leafwise(None, lambda u, slots, p: (0.5 * u, slots))
+    for before in (fo.clip_by_global_norm(1.0), fo.masked(fo.trace(0.9), "w"), halved):
         with pytest.raises(ValueError, match="has no effect before a method for residuals"):
             fo.chain(before, tx)
         with pytest.raises(ValueError, match="has no effect before a method for residuals"):
@@ -281,6 +282,8 @@ def test_errors():
             tx.update(None, state, p, residual_fn=plain(p))
         with pytest.raises(ValueError, match="not finite at these parameters"):
             tx.update(None, state, p, residual_fn=lambda p: plain(p) * torch.nan)
+        with pytest.raises(ValueError, match="returned one number, such as a loss"):
+            tx.update(None, state, p, residual_fn=lambda p: plain(p).square().sum())
         for fn in (lost, fo.stack_residuals(lost), fo.per_sample(lambda p, y: y, Y)):
             with pytest.raises(ValueError, match="does not depend on x by operations"):
                 tx.update(None, state, p, residual_fn=fn)
