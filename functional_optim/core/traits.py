@@ -34,6 +34,11 @@ from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own
 from functional_optim.kernels.node import RuleError, Unsuitable
 
+ANOTHER_RULE = (
+    "give it another rule by functional_optim.partition, for an optimizer object in the recipe of "
+    "adapters.Optimizer(model.named_parameters(), recipe)"
+)
+
 
 class _Anything(dict[str, Any]):
     """Extra arguments of any name, for a rule whose scalars have no effect."""
@@ -47,11 +52,12 @@ class _Anything(dict[str, Any]):
 
 @with_cpu_as_default
 def _alone(
-    placement: Placement, p: Tensor, numbers: Numbers | None = None
+    placement: Placement, p: Tensor, numbers: Numbers | None = None, least: int = 1
 ) -> tuple[Body, Tensor, Slots]:
     """A single rule, for any scalars, with a small tensor like p and its slots.
 
     numbers: example scalars; None: those of a first step in which all measurements are 1.
+    least: the least number of dimensions of the small tensor.
 
     Raises:
         Unsuitable: if it does not support this tensor, or these scalars.
@@ -63,7 +69,7 @@ def _alone(
         if numbers is None:
             step = StepScalars([alone], 1.0, [tuple(rule.carry or ())], _Anything())
             (numbers,) = trial_of(step)
-        tiny = filled(small_shapes(max(p.dim(), 1))[0], p.dtype)
+        tiny = filled(small_shapes(max(p.dim(), least))[0], p.dtype)
         slots = init_slots_as(rule, tiny, ())
     except Exception as error:
         raise Unsuitable(f"{type(error).__name__}: {error}") from error
@@ -266,10 +272,11 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor, *, early: bool) ->
 
 def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
     """Raise ValueError unless a rule treats the tensors of a batch independently."""
-    seen = placement.rule.storage.view is not None
-    if seen and p.dim() < 2:  # a vector becomes a column
+    view = placement.rule.storage.view
+    seen = view is not None
+    if view is not None and view.block is not None and p.dim() < 2:  # a vector is a column there
         return
-    body, tiny, slots = _alone(placement, p)
+    body, tiny, slots = _alone(placement, p, least=0)
     rule = placement.rule.stored_by(view=None)
     plain = Placement(rule._replace(runs=rule.runs._replace(batched=False)), placement.name)
     numbers = with_forms(iter([0.5] * body.count), body.forms)
@@ -288,6 +295,8 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
                 f"{who} was passed batched=True, but its update reads p, which is None for a batch"
                 f"{advice}"
             ) from error
+        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+            raise Unsuitable(str(error)) from error  # of these numbers, not of this shape
         except Exception:
             return None
 
@@ -300,22 +309,36 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
 
     with torch.no_grad():
         one, both = [alone(x) for x in pairs], run(torch.stack(pairs), several)
-    if both is None:
+    missing, vector = any(x is None for x in one), seen and p.dim() < 2
+    if both is None and not vector:
         return
-    if any(x is None for x in one) and not seen:
+    if missing and not seen:
         raise ValueError(
             f"{who} was passed batched=True, but takes several tensors of {tiny.dim()} dimensions "
             f"and no single one: it takes them for one tensor{advice}"
         )
-    if any(not isinstance(x, Tensor) or x.shape != tiny.shape for x in one):
+    if not missing and any(not isinstance(x, Tensor) or x.shape != tiny.shape for x in one):
         return  # the step raises the error
-    pairs = zip(both, one, strict=True)
-    if not all(torch.allclose(x, y, 1e-3, 1e-4, equal_nan=True) for x, y in pairs):
-        found = [x.what for x in graph_of(plain, p).nodes if ops.kind(x.op) == "reduce"]
-        why = f" because of {found[0]}" if found else ""
+    if not missing and both is not None and _alike(both, one):
+        return
+    if vector:
         raise ValueError(
-            f"{who} was passed batched=True, but treats the tensors of a batch as one{why}{advice}"
+            f"{who} takes matrices, and as_matrix leaves vectors unchanged, but got a parameter of "
+            f"shape {tuple(p.shape)}; {ANOTHER_RULE}."
         )
+    if missing:
+        return
+    found = [x.what for x in graph_of(plain, p).nodes if ops.kind(x.op) == "reduce"]
+    why = f" because of {found[0]}" if found else ""
+    raise ValueError(
+        f"{who} was passed batched=True, but treats the tensors of a batch as one{why}{advice}"
+    )
+
+
+def _alike(both: Tensor, one: Sequence[Tensor]) -> bool:
+    """Whether the results for a batch are those for its tensors."""
+    pairs = zip(both, one, strict=True)
+    return all(torch.allclose(x, y, 1e-3, 1e-4, equal_nan=True) for x, y in pairs)
 
 
 def _run_update(rule: Rule, numbers: Any, u: Tensor, slots: Sequence[Any]) -> Tensor:

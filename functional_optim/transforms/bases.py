@@ -20,9 +20,9 @@ from functional_optim.core.calls import check_choice
 from functional_optim.core.factory import Reconstructible, factory
 from functional_optim.core.modes import differentiable
 from functional_optim.core.storage import compute_dtype
+from functional_optim.core.traits import ANOTHER_RULE
 from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
 from functional_optim.linalg import eigh, tell_not_finite
-from functional_optim.transforms.orthogonal import ANOTHER_RULE
 from functional_optim.transforms.sides import (
     BASES,
     EIGENVALUES,

@@ -16,6 +16,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, Update
 from functional_optim.core.storage import Storage
+from functional_optim.core.traits import ANOTHER_RULE
 from functional_optim.core.views import MATRICES
 from functional_optim.linalg import Coefficients, orthogonalized, polynomials
 
@@ -104,12 +105,6 @@ def matrix_rule(
         storage=storage,
         name=name,
     )
-
-
-ANOTHER_RULE = (
-    "give it another rule by functional_optim.partition, for an optimizer object in the recipe of "
-    "adapters.Optimizer(model.named_parameters(), recipe)"
-)
 
 
 def matrices_only(name: str, init: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -375,8 +375,25 @@ def test_vectors_that_a_rule_of_batches_takes_for_a_matrix_are_refused():
         for step in (tx.update, fo.compile(tx)):
             with pytest.raises(ValueError, match=f"'mine' was passed batched=True, but {says}"):
                 step(grads, tx.init(params), params)
+        seen = fo.as_matrix(tx)
+        for step in (seen.update, fo.compile(seen)):
+            with pytest.raises(ValueError, match=r"'mine' takes matrices, .*partition"):
+                step(grads, seen.init(params), params)
     tx = fo.leafwise(None, lambda u, s, p: (-u, s), runs=fo.Runs(batched=True), name="mine")
-    assert tx.update(grads, tx.init(params), params)[0]["b"].eq(-2.0).all()
+    for each in (tx, fo.as_matrix(tx)):
+        assert each.update(grads, each.init(params), params)[0]["b"].eq(-2.0).all()
+
+
+def test_numbers_that_a_rule_of_batches_takes_for_a_vector_are_refused():
+    """Two scales come as one tensor of one dimension."""
+    params = {"a": torch.tensor(1.0), "b": torch.tensor(3.0)}
+
+    def update(u, slots, p):
+        return u / u.abs().amax(-1), slots
+
+    tx = fo.leafwise(None, update, runs=fo.Runs(batched=True), name="mine")
+    with pytest.raises(ValueError, match="treats the tensors of a batch as one"):
+        tx.update(params, tx.init(params), params)
 
 
 def test_a_rule_that_was_run_alone_is_looked_at_again_in_batches():
