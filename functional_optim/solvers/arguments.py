@@ -27,6 +27,12 @@ NUMPY = (
 )
 """In place of torch's advice to detach, which loses the derivative."""
 
+VALUES = (
+    "calls the function for all problems of a batch at once, so it cannot read a value of a tensor "
+    "by an if, item(), float() or a function of math; use torch.where and torch's functions."
+)
+"""In place of vmap's message, which suggests to report an error of torch."""
+
 OTHER_NAMES = {
     **dict.fromkeys(("jac", "hess", "hessp", "diff_step"), DERIVATIVES),
     **dict.fromkeys(("tr_solver", "tr_options", "jac_sparsity"), JACOBIAN),
@@ -54,7 +60,7 @@ def checked(solve: Callable[P, T]) -> Callable[P, T]:
     known = list(inspect.signature(solve).parameters)
     annotations = solve.__annotations__
     flags, run = calls.check_flags, cast(Any, solve)  # `call` has the globals of another module
-    torch_state, restore, numpy = private.torch_state, private.restore, NUMPY
+    torch_state, restore, numpy, values = private.torch_state, private.restore, NUMPY, VALUES
     tolerances = " or ".join([f"{name}=" for name in known if name.endswith("tol")])
     others = {**OTHER_NAMES, "tol": f"pass {tolerances}"}
 
@@ -69,8 +75,11 @@ def checked(solve: Callable[P, T]) -> Callable[P, T]:
             return run(*args, **kwargs)
         except BaseException as error:
             restore(before)
-            if isinstance(error, RuntimeError) and "Can't call numpy()" in str(error):
+            says = str(error) if isinstance(error, RuntimeError) else ""
+            if "Can't call numpy()" in says:
                 raise RuntimeError(f"{run.__name__} {numpy}") from error
+            if "vmap: It looks like you" in says and kwargs.get("batched"):
+                raise RuntimeError(f"{run.__name__} {values}") from error
             raise
 
     # with the globals of its module, where doctest looks for it

@@ -67,6 +67,8 @@ RAISED = {
     "one number": (ValueError, "leading dimension", (rosenbrock, AT[0]), {"batched": True}),
     "args": (ValueError, "x0 has 3 problems", (rosenbrock, MANY, (AT,)), {"batched": True}),
     "float args": (TypeError, "function's closure", (rosenbrock, MANY, (2.0,)), {"batched": True}),
+    "if": (RuntimeError, "torch.where", (lambda x: x if x[0] > 0 else -x, MANY), {"batched": True}),
+    "item": (RuntimeError, "by an if, item", (lambda x: x * x[0].item(), MANY), {"batched": True}),
 }  # fmt: skip
 
 
