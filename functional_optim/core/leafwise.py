@@ -318,6 +318,13 @@ def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
             f"init of the rule {name!r} returned a {type(probe).__name__}; return a NamedTuple "
             "of tensors, or pass init=None for a rule without slots."
         )
+    for field, x in zip(probe._fields, probe, strict=True):
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(
+                f"init of the rule {name!r} returned a {type(x).__name__} for the slot {field!r}; "
+                "return a tensor, e.g. torch.zeros_like(p), or None where a parameter has no such "
+                "slot. A number for all parameters belongs into carry."
+            )
     return type(probe)
 
 

@@ -424,5 +424,7 @@ def test_an_init_for_other_shapes_is_named_and_one_for_kernels_is_tried():
 
     with pytest.raises(TypeError, match=r"init of the rule 'mine' failed for .* \(1, 1\).*IndexE"):
         fo.leafwise(of_dim(4), lambda u, s, p: (u, s), name="mine")
+    with pytest.raises(TypeError, match="init of the rule 'mine' returned a float for the slot"):
+        fo.leafwise(lambda p: Velocity(0.0), lambda u, s, p: (u, s), name="mine")
     tx = fo.leafwise(of_dim(3), lambda u, s, p: (u, s), name="mine")
     assert tx.init(torch.zeros(2, 3, 5, 7)).slots["velocity"].shape == (7,)
