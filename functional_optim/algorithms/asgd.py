@@ -113,7 +113,7 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         scalars,
         carry=MuCarry(1.0),
         hyper={"t0": t0},
-        runs=Runs(after="step"),
+        runs=Runs(after="step", dense_only=True),
         storage=Storage(weights=("ax",)),
         name="polyak_average",
     )

@@ -227,7 +227,7 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
         pull, step = numbers
         return pull * (slots.z - p) + step * u, IterateSlots(slots.z + u)
 
-    runs, storage = Runs(after="lr"), Storage(weights=("z",))
+    runs, storage = Runs(after="lr", dense_only=True), Storage(weights=("z",))
     return leafwise(
         init, update, scalars, carry=carry, hyper=hyper, runs=runs, storage=storage, name=name
     )

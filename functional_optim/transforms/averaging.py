@@ -61,7 +61,7 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     def update(u: Tensor, slots: ParamsEmaSlots, p: Tensor, a: Any) -> tuple[Tensor, Any]:
         return u, ParamsEmaSlots(slots.params_ema.lerp(p, a))
 
-    runs, storage = Runs(after="step"), Storage(weights=("params_ema",))
+    runs, storage = Runs(after="step", dense_only=True), Storage(weights=("params_ema",))
     return leafwise(
         init, update, scalars, hyper={"decay": decay}, runs=runs, storage=storage, name="params_ema"
     )

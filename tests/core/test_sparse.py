@@ -198,6 +198,13 @@ def columns(p):
 WHOLE = {
     "accumulate": lambda: fo.accumulate(fo.sgd(1.0), 2),  # each batch has other rows
     "monitor": lambda: fo.monitor({"n": fo.measures.global_norm}, per_tensor=True),
+    # averages of weights also move in rows that have no gradient now
+    "params_ema": lambda: fo.chain(fo.sgd(0.1), fo.params_ema(0.9)),
+    "polyak_average": lambda: fo.chain(fo.sgd(0.1), fo.polyak_average(0.0)),
+    "asgd": fo.asgd,
+    "lookahead": lambda: fo.lookahead(fo.sgd(0.1)),
+    "schedule_free": fo.schedule_free_sgd,
+    "gpa": lambda: fo.gpa(fo.sgd(0.1)),
     # behind the first step slots differ in rows that have no gradient now
     "dowg": fo.dowg,
     "prodigy": fo.prodigy,
