@@ -159,8 +159,9 @@ def leafwise(
             step t, and extra arguments of `update`; with `**` it gets all hyperparameters.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
             They are summed over all parameters in float64 and passed to `scalars` as `total`.
-            Without `scalars`, `update` gets the totals. Compute measurements of a single tensor,
-            such as its norm, in `update`.
+            Without `scalars`, `update` gets the totals. In `update` a total or a scalar is a Python
+            float or a 0-dim tensor: use operators, e.g. `total**0.5`. Compute measurements of a
+            single tensor, such as its norm, in `update`.
         before: `before(t[, carry])` returns the scalars that `reduce` needs; it may take
             hyperparameters by name.
         carry: a NamedTuple of numbers, the initial values of scalars that are carried from step to

@@ -29,6 +29,9 @@ def test_the_examples_of_a_page_run(name: str, request: pytest.FixtureRequest) -
     names = snippets.run_page(name, PAGES[name])
     if name == "README.md":
         assert float(names["loss"]) < 2.0
+        tx, w = names["tx"], torch.full((4,), 2.0)  # the last one has steps of length lr
+        moved, _ = fo.compile(tx, donate=False, strict=True)(w, tx.init(w), w)
+        assert float((moved - w).norm()) == pytest.approx(1e-3, rel=1e-3)
     if name == "docs/schedules.md":
         assert names["slope"] > 9
 
