@@ -21,6 +21,8 @@ def check_first(make: Callable[..., Any], args: tuple[Any, ...]) -> None:
         first = next(iter(inspect.signature(make).parameters.values()), None)
         kind = "" if first is None else str(first.annotation)
         number = kind == "int" or any(x in kind for x in ("Hyper", "Number", "float"))
+        if kind.startswith("Mapping") and isinstance(args[0], dict):  # of numbers, or 0-dim tensors
+            number = number and _are_parameters([*args[0].values()])
         if first is not None and number:
             raise TypeError(
                 f"{make.__name__} makes a transformation, whose first argument is {first.name}, "

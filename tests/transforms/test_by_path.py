@@ -21,6 +21,17 @@ def test_the_first_pattern_that_fits_gives_the_factor():
     assert [x.item() for x in fo.tree.leaves(u)] == [0.0, 2.0, 0.0]
 
 
+def test_a_factor_may_be_a_tensor_whose_value_changes():
+    params, factor = {"a": torch.ones(1), "b": torch.ones(1)}, torch.tensor(2.0)
+    tx = fo.scale_by_path({"a": factor})
+    for value in (2.0, 0.5):
+        factor.fill_(value)
+        u, _ = tx.update(params, tx.init(params), params)
+        assert [x.item() for x in fo.tree.leaves(u)] == [value, 1.0]
+    with pytest.raises(TypeError, match="scale_by_path makes a transformation"):
+        fo.scale_by_path(params)
+
+
 def test_equal_factors_are_one_rule():
     tx = fo.scale_by_path({f"layer.{i}": 0.5 ** (i % 2) for i in range(6)})
     assert len(tx.placements) == 1  # those with the factor 1 have none
