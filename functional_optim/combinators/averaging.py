@@ -62,6 +62,7 @@ def gpa(
     Raises:
         TypeError: if tx is not a transformation.
         ValueError: for hyperparameters out of range.
+        RuntimeError: from update, for a sparse gradient.
 
     Paper: Defazio et al., "Smoothing DiLoCo with Primal Averaging for Faster Training of LLMs",
     https://arxiv.org/abs/2512.17131.
@@ -117,6 +118,7 @@ def schedule_free(
     Raises:
         TypeError: if tx is not a transformation.
         ValueError: for hyperparameters out of range.
+        RuntimeError: from update, for a sparse gradient.
 
     Paper: Defazio et al., "The Road Less Scheduled", https://arxiv.org/abs/2405.15682.
 

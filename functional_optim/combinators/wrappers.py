@@ -43,6 +43,7 @@ def lookahead(
 
     Raises:
         ValueError: for hyperparameters out of range.
+        RuntimeError: from update, for a sparse gradient.
 
     Paper: Zhang, Lucas, Hinton, Ba, "Lookahead Optimizer: k steps forward, 1 step back",
     https://arxiv.org/abs/1907.08610, Algorithm 1.

@@ -32,11 +32,13 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     State: `params_ema`, like the parameters (float32 for half types, in which an average would stop
     changing), equal to them before the first step. It equals
     `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))` that is
-    updated once before training and after every step.
+    updated once before training and after every step, if all parameters have gradients: one
+    without a gradient keeps its average.
 
     Raises:
         ValueError: if decay is a number outside [0, 1]; from `chain`, if a rule follows that
             changes updates.
+        RuntimeError: from update, for a sparse gradient.
 
     Paper: Polyak, Juditsky, "Acceleration of stochastic approximation by averaging",
     https://doi.org/10.1137/0330046.
