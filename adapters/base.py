@@ -306,7 +306,7 @@ class OptimizerBase(torch.optim.Optimizer):
         tx = self.checked_transform(group)
         if isinstance(tx, Leafwise):
             acting = [(tx.on(name, p), p, name) for name, p in named(group) if p.requires_grad]
-            check_matrices([(x.placements, *of) for x, *of in acting if x is not None])
+            check_matrices([(x.placements, p, name) for x, p, name in acting if x is not None])
             check_parts(tx.placements, named(group))
         elif self.keeps_trees:
             check_distinct(group)

@@ -286,7 +286,7 @@ def _kept_apart(slots: Sequence[Any], *given: Tensor | None) -> list[Any]:
 
 def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
     try:
-        value = hyper if type(hyper) is float else numeric.at(hyper, t)
+        value: Any = hyper if type(hyper) is float else numeric.at(hyper, t)
     except numeric.NotANumber as error:
         raise error.among([(name, hyper)]) from None
     if isinstance(value, Tensor):
