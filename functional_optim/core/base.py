@@ -212,8 +212,9 @@ def add(p: Tensor, u: Tensor) -> Tensor:
     """`p + u` in the wider of the two dtypes, rounded once to p's.
 
     Real and imaginary parts separately: torch multiplies u by 1 + 0j, which turns -0.0 into 0.0.
+    Not those of a sparse u: of one with a single row, torch adds what lies next to its numbers.
     """
-    if p.is_complex() and u.is_complex():
+    if p.is_complex() and u.is_complex() and u.layout is torch.strided:
         if sharding.is_sharded(p):  # torch 2.11 has no complex() for DTensors
             own = add(sharding.part(p), sharding.part(sharding.placed_like(u, p)))
             return sharding.from_part(own, p)

@@ -302,3 +302,13 @@ def test_a_gate_around_a_transformation_of_trees_takes_rows(name, inner):
             p, state = run(tx, p, [g], state, **flag)
         ends.append((p, state))
     assert_close(*ends, 1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_sparse_complex_update_is_added(rows):
+    """torch adds the real parts of a single row with the number next to them."""
+    p, values = torch.randn(5, 1, dtype=torch.complex128), torch.randn(rows, 1) + 1j
+    g = torch.sparse_coo_tensor(torch.arange(rows)[None], values.to(p.dtype), (5, 1))
+    tx = fo.sgd(0.1)
+    u, _ = tx.update(g, tx.init(p), p)
+    assert torch.equal(fo.apply_updates(p, u), p + u.to_dense())
