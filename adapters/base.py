@@ -305,9 +305,9 @@ class OptimizerBase(torch.optim.Optimizer):
         self.check_parameters(group)
         tx = self.checked_transform(group)
         if isinstance(tx, Leafwise):
+            check_parts(tx.placements, named(group))
             acting = [(tx.on(name, p), p, name) for name, p in named(group) if p.requires_grad]
             check_matrices([(x.placements, p, name) for x, p, name in acting if x is not None])
-            check_parts(tx.placements, named(group))
         elif self.keeps_trees:
             check_distinct(group)
             base.check_params(dict(named(group)))
