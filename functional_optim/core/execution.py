@@ -196,8 +196,7 @@ def _run_update(
         for x, old in zip(record, slots, strict=True):
             if old is not None:
                 check_kind(rule, "a slot", x, old)
-        u = u if type(u) is Tensor else plain(u)
-        record = tuple([x if type(x) is Tensor else plain(x) for x in record])
+        u, record = plain(u), tuple(map(plain, record))
     own = closed(rule, record, stored, p, *key) if stored or record != () else ()
     return u if u.dtype == dtype else u.to(dtype), own
 

@@ -200,8 +200,7 @@ def lift(
             if places not in kinds:
                 kinds[places] = kind_of(places)
             kind = kinds[places]
-            own = g if type(g) is Tensor else sharding.gradient_of(p, g)
-            rows.append(Row(kind, p, own, kind.pick(slots)))
+            rows.append(Row(kind, p, sharding.gradient_of(p, g), kind.pick(slots)))
 
         if routed:
             tree.map_with_path(gather, params, grads, *columns)
@@ -286,7 +285,7 @@ def _kept_apart(slots: Sequence[Any], *given: Tensor | None) -> list[Any]:
 
 def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
     try:
-        value: Any = hyper if type(hyper) is float else numeric.at(hyper, t)
+        value = numeric.at(hyper, t)
     except numeric.NotANumber as error:
         raise error.among([(name, hyper)]) from None
     if isinstance(value, Tensor):
