@@ -229,6 +229,9 @@ def rows() -> list[Row]:
     found += [
         row("own", what, workload, updated(plain_norm), by_hand) for workload in (MLP, GPT, SMALL)
     ]
+    loop = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}
+    what = "`tx.update` of AdamW and `fo.apply_updates`"
+    found += [row("update", what, own, updated(fo.adamw), loop) for own in (MLP, GPT, SMALL)]
     adamw, theirs = adapters.AdamW, partial(torch.optim.AdamW, fused=True)
     for key, way in (("state_dict", saving), ("load_state_dict", loading)):
         rivals = {"torch": way(theirs)}
