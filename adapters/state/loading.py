@@ -173,6 +173,14 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
                 f"optimizer's group: group {k} has {len(theirs['params'])} parameters, but the "
                 f"optimizer's has {len(mine['params'])}; load a checkpoint of this model."
             )
+    ids = [index for group in saved for index in group["params"]]
+    lost = [key for key in state.keys() - set(ids) if str(key).isdecimal()]
+    if lost:
+        raise ValueError(
+            f"the loaded state has entries for {listed(sorted(map(repr, lost)))}, which no group "
+            f"lists among its 'params' ({listed(map(repr, ids)) or 'there are none'}); the keys of "
+            "'state' must be those in 'params' (JSON makes strings of numbers)."
+        )
     faults: list[str] = []
     for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True)):
         for i, (p, index) in enumerate(zip(mine["params"], theirs["params"], strict=True)):

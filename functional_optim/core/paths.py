@@ -88,7 +88,8 @@ class Answers:
 
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
-        """Warn, once each, of patterns that match no leaf: a misspelling, or another model's names.
+        """Warn, once each, of patterns that match no leaf, which are misspelt or of another model,
+        and of those that never decide, because another one always comes first.
 
         Free patterns may match nothing. A pattern of several objects must match in one of them.
 
@@ -98,6 +99,12 @@ class Answers:
         for what, pattern in unfit(parts):
             message = (
                 f"the pattern {pattern!r} of the {what} matches no leaf; there are {some_of(paths)}"
+            )
+            warn_once(message, UserWarning)
+        for what, pattern, before in _hidden(parts):
+            message = (
+                f"the pattern {pattern!r} of the {what} decides for no leaf, because {before!r}, "
+                f"which stands before it, fits the same leaves; put {pattern!r} first"
             )
             warn_once(message, UserWarning)
 
@@ -123,6 +130,23 @@ def unfit(parts: Sequence[tuple[Answers, Iterable[str]]]) -> list[tuple[str, str
         for what, pattern in dict.fromkeys(known)
         if not any(fits(pattern, path) for path in paths)
     ]
+
+
+def _hidden(parts: Sequence[tuple[Answers, Iterable[str]]]) -> list[tuple[str, str, str]]:
+    """Patterns that match leaves but decide for none, with their purpose, and a pattern before
+    them that has another answer for one of these leaves."""
+    deciding: set[tuple[str, str]] = set()
+    others: dict[tuple[str, str], str] = {}
+    for own, leaves in parts:
+        for path in leaves:
+            fitting = [(x, answer) for x, answer in own.patterns if fits(x, path)]
+            for pattern, answer in fitting:
+                first, chosen = fitting[0]
+                if pattern == first:
+                    deciding.add((own.what, pattern))
+                elif answer != chosen and pattern not in own.free:
+                    others.setdefault((own.what, pattern), first)
+    return [(*key, first) for key, first in others.items() if key not in deciding]
 
 
 class Choice(NamedTuple):

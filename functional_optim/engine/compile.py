@@ -146,10 +146,10 @@ class Step(Reconstructible):
         def write() -> tuple[Any, Any]:
             if isinstance(self.tx, Leafwise):  # whose state has separate memory
                 # except hyperparameters under vmap, which a batch shares
-                hyper: Any = {} if modes.transformed() else state.hyper
-                old = params, state._replace(hyper=hyper)
-                tree.map(Tensor.copy_, old, (new_params, new_state._replace(hyper=hyper)))
-                return params, state._replace(hyper=hyper or new_state.hyper)
+                shared = {"hyper": {}} if modes.transformed() else {}
+                old, new = state._replace(**shared), new_state._replace(**shared)
+                tree.map(Tensor.copy_, (params, old), (new_params, new))
+                return params, old._replace(hyper=new_state.hyper) if shared else state
             firsts = first_places(params, state)
             return written(params, state, new_params, new_state, firsts)
 

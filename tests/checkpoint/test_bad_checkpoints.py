@@ -148,6 +148,14 @@ FAULTS: dict[str, Fault] = {
     "state of tensors": Fault(
         lambda s: {**s, "state": {0: torch.ones(1)}}, ("'state'", "dict for each parameter")
     ),
+    "keys as strings": Fault(
+        lambda s: {**s, "state": {str(k): x for k, x in s["state"].items()}},
+        ("entries for '0'", "which no group lists", "(0, 1, 2)", "JSON makes strings"),
+    ),
+    "other indices": Fault(
+        lambda s: {**s, "state": {k + 3: x for k, x in s["state"].items()}},
+        ("entries for 3", "which no group lists"),
+    ),
     "groups as a dict": Fault(
         lambda s: {**s, "param_groups": {"lr": 1}}, ("'param_groups'", "list of dicts")
     ),

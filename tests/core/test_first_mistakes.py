@@ -329,6 +329,28 @@ def test_a_traced_init_says_nothing(fresh_dynamo):
     assert not [x for x in seen if "matches no leaf" in str(x.message)]
 
 
+HIDDEN = {
+    "mask": lambda: fo.masked(fo.trace(0.9), {"*": True, "body.w": False}),
+    "labels": lambda: fo.partition(
+        {"one": fo.sgd(0.1), "two": fo.sgd(0.2)}, {"body*": "one", "body.w": "two"}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_a_pattern_that_never_decides_is_told_of(what):
+    message = rf"the pattern 'body\.w' of the {what} decides for no leaf.* put 'body\.w' first"
+    with pytest.warns(UserWarning, match=message) as seen:
+        HIDDEN[what]().init(tree())
+    assert len(seen) == 1
+
+
+def test_patterns_with_one_answer_and_a_star_for_the_rest_may_hide_each_other():
+    parts = {"one": fo.sgd(0.1), "two": fo.sgd(0.2)}
+    stepped(fo.masked(fo.trace(0.9), ["body*", "body.w"]), tree())
+    stepped(fo.partition(parts, {"body.w": "one", "body.b": "two", "*": "one"}), tree())
+
+
 @pytest.mark.parametrize("compile", [True, False])
 @pytest.mark.parametrize("make", ["AdamW", "Adan"])
 def test_so_does_a_storage_that_packs_no_parameter(make, compile):

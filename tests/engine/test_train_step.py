@@ -211,6 +211,19 @@ def test_a_transformation_that_reads_the_loss_gets_it():
     assert list(dict.fromkeys(seen)) == [x.item() for x in losses]
 
 
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("donate", [True, False])
+def test_the_state_has_the_learning_rate_of_the_last_step(donate, compile):
+    tx = recipe(fo.schedules.linear(1e-2, 0.0, 10))
+    step = fo.compile_train_step(loss_fn, tx, donate=donate, compile=compile)
+    params = parameters()
+    state, found = tx.init(params), []
+    for batch in batches():
+        params, state, _ = step(params, state, *batch)
+        found.append(fo.numbers(state, "lr")["lr"])
+    assert found == pytest.approx([0.01, 0.009, 0.008])
+
+
 # ---------------------------------------------------------------- the scale of the loss
 def scaled(tx: Any) -> Any:
     return fo.dynamic_loss_scale(tx, init_scale=1024.0, growth_interval=2)
