@@ -69,6 +69,9 @@ class RuleNames(NamedTuple):
 
 Chain = tuple[RuleNames, ...]
 
+DECAYS = ("add_decayed_weights", "cautious_weight_decay")
+"""Rules that add to a gradient what a learning rate then subtracts from the weights."""
+
 _layouts: dict[Chain, Layout | str] = {}
 
 
@@ -173,10 +176,10 @@ def _check_pair(first: RuleNames, second: RuleNames) -> None:
 
 
 def check_rates(chain: Chain) -> None:
-    """Raise ValueError if two `scale_by_lr` act on one leaf.
+    """Raise ValueError if two `scale_by_lr` act on one leaf, or one before a decay that adds.
 
-    Each multiplies by −lr, so the step would ascend. Rules with other names, from `named_chain`,
-    are allowed.
+    Each multiplies by −lr, so the step would ascend, or the weights grow. Rules with other names,
+    from `named_chain`, are allowed.
     """
     rates = [set(part.where) for part in chain if part.name == "scale_by_lr"]
     if any(a <= b or b <= a for a, b in combinations(rates, 2)):
@@ -186,6 +189,13 @@ def check_rates(chain: Chain) -> None:
             "scale_by_lr(lr)). To change the size of a finished step, add scale or "
             "scale_by_schedule. If each acts in other steps, name them by named_chain."
         )
+    for first, second in combinations(chain, 2):
+        grows = first.name == "scale_by_lr" and second.name in DECAYS and second.after is None
+        if grows and not first.apart_from(second):
+            raise ValueError(
+                f"{second.name} stands after scale_by_lr, whose step it would turn into growth of "
+                "the weights; put it before the learning rate, or pass independent=True."
+            )
 
 
 def _each(name: str, length: int) -> list[str]:

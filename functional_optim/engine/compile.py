@@ -275,7 +275,7 @@ class FusedStep(Step):
                 if i:  # not among plans that another thread has put there
                     self.plans = (plan, *plans[:i], *plans[i + 1 :])
                 break
-        if given is None and (modes.intercepted() or _without_values(state)):
+        if given is None and (modes.traced() or _without_values(state)):
             return self.by_operations(grads, state, params, extra)
         recording = torch.is_grad_enabled()
         try:  # as `base.unrecorded` does

@@ -43,7 +43,7 @@ def add_decayed_weights(
 
     Raises:
         ValueError: if weight_decay is a negative number; from `chain`, if a learning rate follows
-            an independent decay, which would turn it into growth.
+            an independent decay, or another one follows a learning rate: weights would grow.
 
     Paper: Loshchilov, Hutter, "Decoupled Weight Decay Regularization",
     https://arxiv.org/abs/1711.05101; its decay is the independent one.
@@ -86,7 +86,7 @@ def cautious_weight_decay(
 
     Raises:
         ValueError: if weight_decay is a negative number; from `chain`, if a learning rate follows
-            an independent decay.
+            an independent decay, or another one follows a learning rate.
 
     Paper: Chen, Li, Liang et al., "Cautious Weight Decay", https://arxiv.org/abs/2510.12402.
 

@@ -76,6 +76,21 @@ def test_a_step_is_traced_once(name):
     assert traced_once()
 
 
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_compiled_step_is_traced_as_operations(donate):
+    tx = RECIPES["a schedule"]()
+    step = fo.compile(tx, donate=donate)
+    traced = torch.compile(step.__call__, fullgraph=True, backend="aot_eager")
+    params, expected = tree(), tree()
+    state, own = tx.init(params), tx.init(expected)
+    for _ in range(3):
+        grads = fo.tree.map(torch.clone, expected)
+        params, state = traced(grads, state, params)
+        expected, own = fo.compile(tx, donate=False)(grads, own, expected)
+        torch.testing.assert_close((params, state.hyper), (expected, own.hyper))
+    assert traced_once()
+
+
 def test_a_leaf_without_a_gradient_does_not_trace_again():
     tx = parts()
 

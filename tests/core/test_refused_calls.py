@@ -89,6 +89,7 @@ split = partial(fo.as_matrix, fo.muon())
 parts = {"slow": fo.sgd(0.1), "fast": fo.adam(0.1)}
 tied = {"*.b": "slow", "*": "fast"}
 two_rates = r"it would go uphill\. Leave one out: adam\(lr\)"
+growth = "stands after scale_by_lr.* growth of the weights; .* pass independent=True"
 leafwise = ".* but got a Leafwise"
 LONE = fo.GradientTransformation(lambda params: (), lambda grads, state, params: grads)
 
@@ -282,6 +283,9 @@ NUMBERS: list[Any] = [
     (lambda: fo.chain(fo.adam(0.1), fo.masked(fo.sgd(0.1), "w")), two_rates),
     (lambda: fo.chain(fo.partition(parts, {"*": "slow"}), fo.scale_by_lr(0.1)), two_rates),
     (lambda: fo.chain(fo.adam(0.1), opaque(), fo.sgd(0.1)), two_rates),
+    (lambda: fo.chain(fo.adam(0.1), fo.add_decayed_weights(0.1)), growth),
+    (lambda: fo.chain(fo.adam(0.1), opaque(), fo.add_decayed_weights(0.1, mask="w")), growth),
+    (lambda: fo.chain(fo.scale_by_lr(0.1), fo.cautious_weight_decay(0.1)), growth),
     (lambda: rule(slots=Step), "slot called 'step'"),
     (lambda: fo.named_chain(("a", MEAN), ("b", MEAN), ("a", MEAN)), r"but got \['a', 'b', 'a'\]"),
     (
