@@ -178,7 +178,7 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
     if lost:
         raise ValueError(
             f"the loaded state has entries for {listed(sorted(map(repr, lost)))}, which no group "
-            f"lists among its 'params' ({listed(map(repr, ids)) or 'there are none'}); the keys of "
+            f"lists among its 'params' ({listed(map(repr, ids)) or 'nothing'}); the keys of "
             "'state' must be those in 'params' (JSON makes strings of numbers)."
         )
     faults: list[str] = []
