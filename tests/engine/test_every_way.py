@@ -154,7 +154,9 @@ RECIPES = {
     "centralize": Row(lambda lr: fo.chain(*CENTRED, fo.sgd(lr)), real=True),
     "a look back": Row(lambda lr: fo.chain(fo.trace(0.9), LOOKING, fo.scale_by_lr(lr))),
     "sums behind a gate": Row(lambda lr: fo.accumulate(fo.chain(*SUMMED, fo.scale_by_lr(lr)), 2)),
-    "soap": Row(lambda lr: fo.chain(soap(lr), fo.add_decayed_weights(0.1)), **SOAP),
+    "soap": Row(
+        lambda lr: fo.chain(soap(lr), fo.add_decayed_weights(0.1, independent=True)), **SOAP
+    ),
     "soap in turns": Row(spread, **SOAP),
     "soap among others": Row(around(turned), **SOAP),
     "turns behind a gate": Row(lambda lr: fo.accumulate(spread(lr), 2), **SOAP),
