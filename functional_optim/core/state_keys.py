@@ -66,6 +66,11 @@ class RuleNames(NamedTuple):
         """Whether no leaf of any tree has both."""
         return any(k == n and i != j for k, i, _ in self.where for n, j, _ in other.where)
 
+    def around(self, other: RuleNames) -> bool:
+        """Whether one of them acts on all leaves of the other, as far as their labels tell."""
+        mine, theirs = set(self.where), set(other.where)
+        return mine <= theirs or theirs <= mine
+
 
 Chain = tuple[RuleNames, ...]
 
@@ -181,8 +186,8 @@ def check_rates(chain: Chain) -> None:
     Each multiplies by −lr, so the step would ascend, or the weights grow. Rules with other names,
     from `named_chain`, are allowed.
     """
-    rates = [set(part.where) for part in chain if part.name == "scale_by_lr"]
-    if any(a <= b or b <= a for a, b in combinations(rates, 2)):
+    rates = [part for part in chain if part.name == "scale_by_lr"]
+    if any(first.around(second) for first, second in combinations(rates, 2)):
         raise ValueError(
             "this chain multiplies the same updates by two learning rates, each with a minus sign, "
             "so it would go uphill. Leave one out: adam(lr), or chain(scale_by_adam(), "
@@ -191,7 +196,7 @@ def check_rates(chain: Chain) -> None:
         )
     for first, second in combinations(chain, 2):
         grows = first.name == "scale_by_lr" and second.name in DECAYS and second.after is None
-        if grows and not first.apart_from(second):
+        if grows and first.around(second):
             raise ValueError(
                 f"{second.name} stands after scale_by_lr, whose step it would turn into growth of "
                 "the weights; put it before the learning rate, or pass independent=True."

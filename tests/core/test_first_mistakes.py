@@ -329,6 +329,14 @@ def test_a_traced_init_says_nothing(fresh_dynamo):
     assert not [x for x in seen if "matches no leaf" in str(x.message)]
 
 
+def test_a_decay_may_follow_the_learning_rate_of_other_leaves():
+    decayed = fo.chain(fo.add_decayed_weights(0.1), fo.sgd(0.1))
+    tx = fo.chain(fo.masked(fo.sgd(1.0), "body.w"), fo.masked(decayed, "body.b"))
+    p = tree()
+    found = tx.update(p, tx.init(p), p)[0]
+    torch.testing.assert_close(found, {"body.b": -0.11 * p["body.b"], "body.w": -p["body.w"]})
+
+
 HIDDEN = {
     "mask": lambda: fo.masked(fo.trace(0.9), {"*": True, "body.w": False}),
     "labels": lambda: fo.partition(
