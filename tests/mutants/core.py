@@ -105,7 +105,7 @@ a learning rate may follow a part of what works on the step
 ~ if scales and ⟦set(second.where) <= set(first.where → second.where == first.where != (⟧):
 ? transforms/test_link_formulas.py
 a learning rate of some leaves may follow one of all
-~ if any(⟦a <= b or  → ⟧b <= a for
+~ return ⟦mine <= theirs or  → ⟧theirs <= mine
 ? core/test_refused_calls.py
 = functional_optim/core/factory.py
 a record of a call changes with the dict that it was given
