@@ -74,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what all tests import stays: no collection looks at it again
+
+
 def pytest_configure(config: pytest.Config) -> None:
     own_process.register(config)
     gc.set_threshold(*OBJECTS)
@@ -92,8 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.interface` is deprecated:DeprecationWarning"
     )
-    # Dynamo's trace log has a record for every step of tracing, which a failing test would print
-    logging.getLogger("torch.__trace").addFilter(lambda record: False)
+    # Dynamo prepares a record of every step of tracing for as long as this log has a handler
+    logging.getLogger("torch.__trace").handlers.clear()
 
 
 @pytest.fixture(autouse=True)

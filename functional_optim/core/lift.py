@@ -408,6 +408,11 @@ def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> 
             f"chain({names}) keeps the slots {sorted(mine)}, but got a state with "
             f"{sorted(state.slots)}; pass the state that this chain's own init returned."
         )
+    if state.step.numel() != 1:
+        raise ValueError(
+            f"the state is one of {state.step.numel()} models, made by torch.func.vmap(tx.init); "
+            "pass it to torch.func.vmap(tx.update)."
+        )
     missing = [key for keys in layout.carry for key in keys if key not in state.carry]
     if missing:
         names = ", ".join(x.name or "?" for x in placements)

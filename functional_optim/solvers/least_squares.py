@@ -28,6 +28,7 @@ from functional_optim.solvers.implicit import Cost, ProblemFunction, corrected, 
 from functional_optim.solvers.losses import check_loss
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
+from functional_optim.solvers.underived import warn_of_underived
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
 Method = Literal["lm", "dogleg", "trf"]
@@ -169,7 +170,8 @@ def least_squares(
             if residuals or their Jacobian are not finite at x0. In a batch such a problem has
             status −1.
 
-    Exceptions of fun are not caught.
+    Exceptions of fun are not caught. If the value of one problem changes with a parameter that has
+    derivative 0 and never moved, a `RuntimeWarning` names it: fun has read it by `item()` or such.
 
     The result of a problem does not depend on the other problems of a batch, bitwise, if the values
     of fun do not: a product with a shared matrix is one product of all problems, and may round
@@ -232,6 +234,13 @@ def least_squares(
             "elsewhere, bound the parameters to the domain of the function, or divide large "
             "residuals by a constant."
         )
+    if not batched:
+        ends = x, found.x
+
+        def cost_of(p: Tensor) -> Tensor:
+            return known_loss.cost(problem.single(p))
+
+        warn_of_underived("least_squares", cost_of, flat, box, ends, found.g)
     solution, r, cost = found.x, found.r, found.cost
     if implicit and args:
         fixed = loop.outward(found.x, found.g, data) | box.fixed(found.x)

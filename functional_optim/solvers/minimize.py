@@ -28,6 +28,7 @@ from functional_optim.solvers.given import (
 from functional_optim.solvers.implicit import ProblemFunction, corrected, followed
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
+from functional_optim.solvers.underived import warn_of_underived
 from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
 Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg"]
@@ -163,7 +164,8 @@ def minimize(
             torch.vmap; and, for one problem, if the function or its gradient is not finite at x0.
             In a batch such a problem has status −1.
 
-    Exceptions of fun are not caught.
+    Exceptions of fun are not caught. If the value of one problem changes with a parameter that has
+    derivative 0 and never moved, a `RuntimeWarning` names it: fun has read it by `item()` or such.
 
     The result of a problem does not depend on the other problems of a batch, bitwise, if the values
     of fun do not. In float32 a search ends if values differ only by rounding: with status 2, or −2
@@ -224,6 +226,8 @@ def minimize(
             "the function, or its gradient, is not finite at x0; start elsewhere, or bound the "
             "parameters to the domain of the function."
         )
+    if not batched:
+        warn_of_underived("minimize", objective.single, flat, box, (x, found.at.x), found.at.g)
     solution, value = found.at.x, found.at.f
     if implicit and args:
         function = ProblemFunction(

@@ -110,6 +110,14 @@ def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
         refused(TypeError, words, lambda: getattr(fo.adamw, method)(PARAMS))  # noqa: B023
 
 
+@pytest.mark.parametrize("way", [lambda tx: tx.update, fo.compile])
+def test_a_state_of_many_models_is_for_a_mapped_update(way):
+    tx, stacked = fo.adam(0.1), {"w": torch.ones(4, 3)}
+    state = torch.func.vmap(tx.init)(stacked)
+    words = "the state is one of 4 models, made by torch.func.vmap(tx.init); pass it to torch."
+    refused(ValueError, words, lambda: way(tx)(stacked, state, stacked))
+
+
 @pytest.mark.parametrize(
     ("tx", "words"),
     [

@@ -97,4 +97,14 @@ an update ends in the middle of a line search
 a closure that raises leaves the trial's parameters
 ~ ⟦undone(moving, run → run([(p, p.detach().clone()) for p in moving]⟧)
 ? adapters/test_contract.py -k 'raises and SSB'
+= functional_optim/solvers/underived.py
+a value that is read, not derived, is no fault
+~ if modes.transformed() or not bool(still.any())⟦ → or True⟧:
+? minimize/test_underived.py
+a corner counts as a slope
+~ return ⟦1 / 3 < above / below < 3 and  → ⟧1
+a saddle counts as a slope
+~ and ⟦1 / 3 < near / above < 2 / 3 → True⟧
+a function is called outside of its bounds
+~ flat.snap(⟦box.inside(point) → point⟧[0])
 """)
