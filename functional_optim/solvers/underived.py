@@ -41,7 +41,7 @@ def warn_of_underived(
     far = eps ** (1 / 3) * last.abs().clamp(min=1)
 
     def value(point: Tensor) -> float:
-        with torch.enable_grad():  # fun may use derivatives of its own
+        with torch.enable_grad():  # fun may compute derivatives
             return float(fun(searched(flat.snap(box.inside(point)[0]))).detach())
 
     here = value(last)
