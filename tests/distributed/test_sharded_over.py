@@ -76,7 +76,7 @@ HOWS = ("update", "object", "vmap", "compile", "traced", "traced object")
 SOME = {
     "traced": ("clip", "partition"),
     "vmap": ("clip", "finite"),
-    "traced object": ("clip", "finite", "late-parts"),
+    "traced object": ("finite", "late-parts"),
 }
 RUNS = [
     (name, how, owners)

@@ -101,13 +101,17 @@ def test_a_build_of_a_few_seconds_is_told_while_it_lasts(compiler):
     assert ended == []
 
 
-def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch, caplog):
+def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch):
+    records = []
+    heard = logging.Handler()
+    heard.emit = records.append
+    monkeypatch.setattr(toolchain.log, "handlers", [heard])
     Compiler(compiler.path.parent, "sleep 60")
     monkeypatch.setattr(toolchain, "WAITED", ((0.1, logging.INFO), (0.2, logging.WARNING)))
     monkeypatch.setattr(toolchain, "LONGEST", 0.4)
     with pytest.warns(RuntimeWarning, match=r"compiler has not answered for 0 s"):
         assert libraries.library(source(1)) is None
-    assert [x.levelname for x in caplog.records] == ["WARNING"]
+    assert [x.levelname for x in records] == ["WARNING"]
     libraries.library(source(2))  # nobody waits for it again, and nothing more is said
     assert len(compiler.runs()) == 1
 
