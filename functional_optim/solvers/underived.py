@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -41,8 +42,11 @@ def warn_of_underived(
     far = eps ** (1 / 3) * last.abs().clamp(min=1)
 
     def value(point: Tensor) -> float:
-        with torch.enable_grad():  # fun may compute derivatives
-            return float(fun(searched(flat.snap(box.inside(point)[0]))).detach())
+        try:
+            with torch.enable_grad():  # fun may compute derivatives
+                return float(fun(searched(flat.snap(box.inside(point)[0]))).detach())
+        except Exception:  # of points that the search did not see: the result must not be lost
+            return math.nan
 
     here = value(last)
 

@@ -89,6 +89,15 @@ def test_slopes_that_cancel_under_a_robust_loss():
     assert found.x.equal(ONES)
 
 
+def test_a_function_that_raises_elsewhere_keeps_its_result():
+    def fun(x):
+        if x[1].detach() != 0:
+            raise ValueError("outside")
+        return (x[0] - 2) ** 2 + x[1].detach()
+
+    assert fo.minimize(fun, ORIGIN).x.tolist() == [2, 0]
+
+
 @pytest.mark.parametrize("side", [1.0, 2.0])
 def test_the_function_is_not_called_outside_of_bounds(side):
     seen = []
