@@ -1,7 +1,6 @@
 """Shared fixtures. Warnings are errors (pyproject); every exception to that is in this file."""
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -97,8 +96,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.interface` is deprecated:DeprecationWarning"
     )
-    # Dynamo prepares a record of every step of tracing for as long as this log has a handler
-    logging.getLogger("torch.__trace").handlers.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -170,8 +170,9 @@ def least_squares(
             if residuals or their Jacobian are not finite at x0. In a batch such a problem has
             status −1.
 
-    Exceptions of fun are not caught. If the value of one problem changes with a parameter that has
-    derivative 0 and never moved, a `RuntimeWarning` names it: fun has read it by `item()` or such.
+    Exceptions of fun are not caught. A `RuntimeWarning` names parameters of a single problem that
+    never moved and have derivative 0, although the value changes with them: fun reads their values,
+    e.g. by `item()`. The search takes them for constants.
 
     The result of a problem does not depend on the other problems of a batch, bitwise, if the values
     of fun do not: a product with a shared matrix is one product of all problems, and may round
@@ -234,18 +235,15 @@ def least_squares(
             "elsewhere, bound the parameters to the domain of the function, or divide large "
             "residuals by a constant."
         )
+    costs = Cost(fun, one, known_loss, batched=batched)
     if not batched:
-        ends = x, found.x
-
-        def cost_of(p: Tensor) -> Tensor:
-            return known_loss.cost(problem.single(p))
-
-        warn_of_underived("least_squares", cost_of, flat, box, ends, found.g)
+        warn_of_underived(
+            "least_squares", lambda p: costs(p, taken.args), flat, box, (x, found.x), found.g
+        )
     solution, r, cost = found.x, found.r, found.cost
     if implicit and args:
         fixed = loop.outward(found.x, found.g, data) | box.fixed(found.x)
         usable = found.status > 0
-        costs = Cost(fun, one, known_loss, batched=batched)
         residuals = ProblemFunction(
             lambda params, *own: as_vector(fun(params, *own)), one, batched=batched
         )

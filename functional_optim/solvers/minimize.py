@@ -164,8 +164,9 @@ def minimize(
             torch.vmap; and, for one problem, if the function or its gradient is not finite at x0.
             In a batch such a problem has status −1.
 
-    Exceptions of fun are not caught. If the value of one problem changes with a parameter that has
-    derivative 0 and never moved, a `RuntimeWarning` names it: fun has read it by `item()` or such.
+    Exceptions of fun are not caught. A `RuntimeWarning` names parameters of a single problem that
+    never moved and have derivative 0, although the value changes with them: fun reads their values,
+    e.g. by `item()`. The search takes them for constants.
 
     The result of a problem does not depend on the other problems of a batch, bitwise, if the values
     of fun do not. In float32 a search ends if values differ only by rounding: with status 2, or −2

@@ -399,6 +399,7 @@ LIKE_ADAM = (
 """Whose graphs, a second each, are those of Adam's but for its operations."""
 LIKE_OTHERS = ("adamuon", "apollo", "dadapt_adam", "dion2", "kl_shampoo", "muon_adamw", "normuon")
 """Whose graphs, of two to ten seconds, are those of Muon, GaLore, Prodigy, Shampoo and KL-SOAP."""
+LATE = (*LIKE_ADAM, *LIKE_OTHERS)
 CHECKS = {name: globals()[f"check_{name}"] for name in sorted(ABILITIES)}
 
 
@@ -408,8 +409,7 @@ CHECKS = {name: globals()[f"check_{name}"] for name in sorted(ABILITIES)}
         pytest.param(*row.values, ability, id=f"{row.id}-{ability}", marks=[*row.marks, *late])
         for ability in CHECKS
         for row in able(ability, costly=ability == "graph")
-        for known in [ability == "graph" and row.id in (*LIKE_ADAM, *LIKE_OTHERS)]
-        for late in [[pytest.mark.full] if known else []]
+        for late in [[pytest.mark.full] if ability == "graph" and row.id in LATE else []]
     ],
 )
 def test_what_a_case_can_do(case, ability):
