@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterable
@@ -15,6 +16,7 @@ from torch import Tensor
 from functional_optim.adapters.state.storage import KEY
 from functional_optim.combinators.as_matrix import kernels_of, views_of
 from functional_optim.core import base
+from functional_optim.kernels.callers import warn
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -315,8 +317,29 @@ def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
             f"the recipe needs the hyperparameter {', '.join(missing)}; pass "
             f"{', '.join(f'{name}=…' for name in missing)} to the optimizer."
         )
+    unread = unread_names(recipe, [p.name for p in named])
+    if unread:
+        warn(
+            f"functional_optim: the recipe does not read its argument{'s' * (len(unread) > 1)} "
+            f"{' and '.join(unread)}, so "
+            f"neither param_groups[i][{unread[0]!r}] nor an LR scheduler changes the steps; pass "
+            "it on, e.g. lambda lr: fo.adamw(lr), or leave it out."
+        )
     own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
     return {**own, **given}
+
+
+def unread_names(recipe: Recipe, names: Collection[str]) -> list[str]:
+    """The arguments of a plain Python function that it does not read. `del lr` reads lr."""
+    code = getattr(recipe, "__code__", None)
+    if code is None or hasattr(recipe, "__wrapped__") or "locals" in code.co_names:
+        return []
+    read = {*code.co_cellvars}
+    for one in dis.get_instructions(code):
+        if "LOAD_FAST" in one.opname or one.opname == "DELETE_FAST":
+            read.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [name for name in names if name in own and name not in read]
 
 
 HOW = {

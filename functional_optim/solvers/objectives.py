@@ -27,7 +27,7 @@ def number(value: Any) -> Tensor:
     if value.numel() != 1:
         raise ValueError(
             f"the function must return one number, but it returned shape {tuple(value.shape)}; "
-            "with batched=True the function is that of one problem."
+            "for many problems, one in each row of x0, pass batched=True and the function of one row."
         )
     return value.reshape(())
 

@@ -1,7 +1,10 @@
 """What recipes ask of an optimizer object, and what parameter groups may hold."""
 
 import copy
+import functools
 import pickle
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +56,53 @@ def test_a_function_of_the_parameters_is_no_recipe(name):
     assert opt.param_groups[0]["p"] == 0.5  # a hyperparameter of this name
     with pytest.raises(TypeError, match=r"can have neither positional-only ones nor \*args; name"):
         adapters.Optimizer([torch.ones(2)], lambda *args: fo.adamw(*args), lr=0.1)
+
+
+def _in_a_closure(lr, decay=0.9):
+    def made():
+        return fo.adamw(lr, (decay, 0.999))
+
+    return made()
+
+
+def _by_locals(lr, decay=0.9):
+    return fo.adamw(**{key: x for key, x in locals().items() if key == "lr"})
+
+
+def _deliberately(lr, decay=0.9):
+    del decay
+    return fo.adamw(lr)
+
+
+READ = {
+    "passed": lambda lr: fo.adamw(lr),
+    "together": lambda lr, decay=0.9: fo.adamw(lr, (decay, decay)),
+    "in a closure": _in_a_closure,
+    "by locals": _by_locals,
+    "deliberately": _deliberately,
+    "factory": fo.adamw,
+    "partial": functools.partial(lambda decay, lr: fo.adamw(lr), 0.9),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_no_warning_for_hyperparameters_that_a_recipe_reads(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapters.Optimizer([torch.ones(2)], READ[name], lr=0.1)
+
+
+def test_a_warning_for_hyperparameters_that_a_recipe_ignores():
+    tx = fo.adamw(0.1)
+    for recipe, words in (
+        (lambda lr: tx, "its argument lr, so neither param_groups"),
+        (lambda lr, decay=0.9, eps=1e-8: fo.adamw(lr), "its arguments decay and eps, so"),
+    ):
+        with pytest.warns(RuntimeWarning, match=words) as seen:
+            adapters.Optimizer([torch.ones(2)], recipe, lr=0.1)
+        assert [Path(x.filename).name for x in seen] == [Path(__file__).name]
+    with pytest.warns(RuntimeWarning, match="does not read its argument lr"):
+        adapters.GradientFree([torch.ones(2)], fo.mezo(), tx=lambda lr: tx, lr=0.1)
 
 
 @pytest.mark.parametrize("compile", [True, False])
