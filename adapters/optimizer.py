@@ -15,6 +15,7 @@ from functional_optim.adapters.state.recipes import (
     check_iterable,
     of_model,
     recipe_defaults,
+    warn_of_unread_lr,
 )
 from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.combinators.local_steps import holds_synced
@@ -118,6 +119,7 @@ class Optimizer(OptimizerBase):
         self.capturable = capturable
         super().__init__(given, defaults)
         self._check_selections()
+        warn_of_unread_lr(recipe)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise TypeError for a recipe that is not one of such an optimizer."""

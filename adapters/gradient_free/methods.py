@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from functional_optim import search, tree
-from functional_optim.adapters.state.recipes import ByReference, recipe_defaults, takes_any
+from functional_optim.adapters.state.recipes import (
+    ByReference,
+    recipe_defaults,
+    takes_any,
+    warn_of_unread_lr,
+)
 from functional_optim.core import base
 from functional_optim.estimators import Estimator, EstimatorState
 from functional_optim.estimators.forward import refuse
@@ -158,6 +163,7 @@ class Recipe:
         self.defaults = {**own, **theirs}
         self.takes_any = takes_any(make_method) or takes_any(make_tx)
         self.tx = ByReference(make_tx, tuple(theirs))
+        warn_of_unread_lr(make_tx)
 
     def __call__(self, group: dict[str, Any]) -> Driver:
         tx = self.tx(group)

@@ -317,29 +317,26 @@ def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
             f"the recipe needs the hyperparameter {', '.join(missing)}; pass "
             f"{', '.join(f'{name}=…' for name in missing)} to the optimizer."
         )
-    unread = unread_names(recipe, [p.name for p in named])
-    if unread:
-        warn(
-            f"functional_optim: the recipe does not read its argument{'s' * (len(unread) > 1)} "
-            f"{' and '.join(unread)}, so "
-            f"neither param_groups[i][{unread[0]!r}] nor an LR scheduler changes the steps; pass "
-            "it on, e.g. lambda lr: fo.adamw(lr), or leave it out."
-        )
     own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
     return {**own, **given}
 
 
-def unread_names(recipe: Recipe, names: Collection[str]) -> list[str]:
-    """The arguments of a plain Python function that it does not read. `del lr` reads lr."""
+def warn_of_unread_lr(recipe: Recipe) -> None:
+    """Warn if a plain Python function does not read its argument lr. `del lr` reads it."""
     code = getattr(recipe, "__code__", None)
     if code is None or hasattr(recipe, "__wrapped__") or "locals" in code.co_names:
-        return []
+        return
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     read = {*code.co_cellvars}
     for one in dis.get_instructions(code):
         if "LOAD_FAST" in one.opname or one.opname == "DELETE_FAST":
             read.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
-    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [name for name in names if name in own and name not in read]
+    if "lr" in given and "lr" not in read:
+        warn(
+            "functional_optim: the recipe does not read its argument lr, so neither "
+            "param_groups[i]['lr'] nor an LR scheduler changes the steps; pass it on, e.g. "
+            "lambda lr: fo.adamw(lr), or leave it out."
+        )
 
 
 HOW = {

@@ -27,7 +27,7 @@ def number(value: Any) -> Tensor:
     if value.numel() != 1:
         raise ValueError(
             f"the function must return one number, but it returned shape {tuple(value.shape)}; "
-            "for many problems, one in each row of x0, pass batched=True and the function of one row."
+            "for many problems, one in each row of x0, pass batched=True and a function of one row."
         )
     return value.reshape(())
 

@@ -144,8 +144,11 @@ def test_no_plan_is_made_once_all_turns_were_seen(every):
         calls.append(path)
         return "slow" if p.dim() else "fast"
 
-    tx = fo.partition({"slow": fo.adamw(1e-2), "fast": fo.sgd(1e-2)}, label)
-    opt, params = optimizer(lambda lr: tx)
+    def recipe(lr):
+        return fo.partition({"slow": fo.adamw(lr), "fast": fo.sgd(lr)}, label)
+
+    tx = recipe(1e-2)
+    opt, params = optimizer(recipe)
     tree, state, step = named(), tx.init(named()), fo.compile(tx)
     for k in range(32):
         if k == 24:

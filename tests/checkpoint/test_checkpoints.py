@@ -96,8 +96,11 @@ def test_a_slot_that_a_checkpoint_lacks_starts_anew():
     step_object(stock := torch.optim.AdamW(other, lr=0.1), grads[:1])
     mine = as_parameters(dict(zip(params, other, strict=True)))
     before = copy_of(mine)
-    averaged = fo.chain(fo.adamw(0.1), fo.params_ema(0.5))
-    opt = adapters.Optimizer(mine, lambda lr: averaged, compile=False, lr=0.1)
+
+    def averaged(lr):
+        return fo.chain(fo.adamw(lr), fo.params_ema(0.5))
+
+    opt = adapters.Optimizer(mine, averaged, compile=False, lr=0.1)
     opt.load_state_dict(copy.deepcopy(stock.state_dict()))
     step_object(opt, grads[1:])
     step_object(stock, grads[1:])

@@ -25,6 +25,12 @@ unknown keys are taken
 ~     unknown = ⟦unknown_keys(group, names) → []⟧
 a recipe does not get what a group has more
 ~ if ⟦self.more → not self.names⟧:
+an ignored learning rate causes no warning
+~ if ⟦"lr" in given and "lr" not in read → False⟧:
+? adapters/test_recipes.py
+an lr that only an inner function reads seems ignored
+~ read = {⟦*code.co_cellvars → ""⟧}
+? adapters/test_recipes.py
 = adapters/state/names.py
 names of compiled models stay
 ~ name⟦.replace(COMPILED, "") → ⟧
