@@ -57,6 +57,7 @@ REASONS = {
     "sharded-adafactor": AGAIN,
     "sharded-": GLOO,
     "adafactor-gpt": SUMS,
+    "adamw-big": "Both move the same seven words.",
     "functional-": "A tree is flattened and compared in each step; the object keeps a list.",
     "solver-decays-scipy-eager": CALLS,
     "solver-roots-roots-eager": CALLS,
