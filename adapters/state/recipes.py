@@ -6,7 +6,7 @@ import copy
 import dis
 import inspect
 import pickle
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
@@ -167,6 +167,11 @@ def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") ->
         raise TypeError(
             f"{who} takes parameters, but got a {type(params).__name__}; pass model.parameters(), "
             "or model.named_parameters()."
+        )
+    if isinstance(params, Mapping):
+        raise TypeError(
+            f"{who} takes an iterable of parameters, of pairs with names, or of groups, but got a "
+            f"{type(params).__name__}; pass model.named_parameters(), or the dict's items()."
         )
     if isinstance(lr, str) or (callable(lr) and not isinstance(lr, Tensor)):
         raise TypeError(

@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, tree
+from functional_optim import numeric
+from functional_optim.combinators.gated_trees import gated_trees
 from functional_optim.core import base, modes
 from functional_optim.core.calls import check_step_function
-from functional_optim.core.chain import MixedChain, Wrapped, check_moved, freezing_rules, without
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, select, squares, unchanged
-from functional_optim.core.sparse import selected
 from functional_optim.core.storage import wide_dtype
-from functional_optim.core.totals import given_totals
 
 Condition = Callable[[Any], Any]
 """A function of the number of finished steps: whether the next step is taken."""
@@ -327,7 +325,8 @@ def accumulate(
     micro-batch without any gradient is not counted.
 
     Raises:
-        ValueError: if `every` is a number below 1, or not an integer.
+        ValueError: if `every` is a number below 1, or not an integer; from update, if it returns
+            False or a number below 1 (a traced step does not check that).
         TypeError: if tx takes functions of the parameters, such as `grad_fn`.
         RuntimeError: from update, for a sparse gradient.
 
@@ -365,7 +364,7 @@ def accumulate(
     def scalars(t, carry, total=(0.0,)):
         counted = numeric.float64(total[0] == 0)
         count = carry.mini_step + counted
-        wanted = _answer("every", every, carry.open_steps + 1) if callable(every) else every
+        wanted = _batch_size(every, carry.open_steps + 1) if callable(every) else every
         full = numeric.float64(count >= wanted) * counted
         first = numeric.float64(count == 1)
         share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
@@ -412,6 +411,21 @@ def _answer(argument: str, function: Condition, t: Any) -> Any:
         raise error.among([(argument, function)]) from None
 
 
+def _batch_size(every: Condition, t: Any) -> Any:
+    """The number of micro-batches in a batch.
+
+    Raises:
+        ValueError: if it is known to be below 1: each micro-batch would be a batch.
+    """
+    found = _answer("every", every, t)
+    if not isinstance(found, Tensor) and found < 1:
+        raise ValueError(
+            f"every of accumulate returned {found:g}; it must return the number of micro-batches "
+            "per batch, at least 1. For a condition on the step use conditionally_mask."
+        )
+    return found
+
+
 def _as_int(x: Any) -> Any:
     """The integer that a tensor of one element holds; anything else as it is."""
     if not isinstance(x, Tensor) or x.numel() != 1:
@@ -455,45 +469,4 @@ def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:
     if isinstance(tx, Leafwise):
         behind = [placement.gated_by(i) for i, placement in enumerate(tx.placements, 1)]
         return Leafwise((*gate.placements, *behind))
-    return _whole(gate, tx)
-
-
-class WholeState(NamedTuple):
-    """The state of a custom transformation of trees behind a gate."""
-
-    gate: Any
-    inner: Any
-
-
-def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
-    """The same for a custom transformation of trees: it always runs, its result may be dropped."""
-    known, reads = tx.extra, tx.reads_gradients
-    gate = without(freezing_rules(tx), gate)
-
-    def init(params: Any) -> WholeState:
-        return WholeState(gate.init(params), tx.init(params))
-
-    def update(
-        grads: Any, state: WholeState, params: Any = None, **extra: Any
-    ) -> tuple[Any, WholeState]:
-        base.check_extra(extra, known)
-        if not reads and not tree.leaves(grads):
-            grads = tree.map(torch.zeros_like, params)
-        updates, gated = gate.update(grads, state.gate, params)
-        # without a gradient the gate is that of an earlier step
-        opened = gated.carry["open_steps"] > state.gate.carry["open_steps"]
-        totals = given_totals()
-        if totals is not None:
-            totals.gates.append(opened)
-        moved, inner = tx.update(updates, state.inner, params, **extra)
-        if totals is not None:
-            totals.gates.pop()
-
-        def kept(new: Any, old: Any) -> Any:
-            return new if old is None else selected(opened, new, old).to(old.dtype)
-
-        check_moved(updates, moved)
-        updates = tree.map(lambda u, v: None if v is None else kept(v, u), updates, moved)
-        return updates, WholeState(gated, tree.map(kept, inner, state.inner))
-
-    return Wrapped(init, update, MixedChain((gate, tx)))
+    return gated_trees(gate, tx)

@@ -408,6 +408,11 @@ def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> 
             f"chain({names}) keeps the slots {sorted(mine)}, but got a state with "
             f"{sorted(state.slots)}; pass the state that this chain's own init returned."
         )
+    if not isinstance(state.step, Tensor):
+        raise TypeError(
+            f"the step of the state is {state.step!r}; it must be a 0-dim tensor of "
+            "int64, the number of finished steps, e.g. torch.tensor(3)."
+        )
     if state.step.numel() != 1:
         raise ValueError(
             f"the state is one of {state.step.numel()} models, made by torch.func.vmap(tx.init); "

@@ -160,11 +160,15 @@ class StepScalars:
             every = any(x.kind is x.VAR_KEYWORD for x in takes)
             known = [x.name for x in takes]
             unread = ", ".join([x for x, _ in rule.hyper if not (every or x in known)])
-            more = f" hyper lists {unread}, which scalars does not take." if unread else ""
+            if unread:
+                raise TypeError(
+                    f"scalars of {name} takes {missing[0]}, but hyper lists {unread}, which "
+                    "scalars does not take; give both the same name. (An argument that is not in "
+                    "hyper is an extra argument of update.)"
+                ) from None
             raise TypeError(
                 f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "
                 f"{missing[0]}=...); an optimizer object passes the loss of step(closure) as value."
-                f"{more}"
             ) from None
         value = self.extra["value"] if "value" in needed else 0.0
         if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)):

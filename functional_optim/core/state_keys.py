@@ -77,6 +77,11 @@ Chain = tuple[RuleNames, ...]
 DECAYS = ("add_decayed_weights", "cautious_weight_decay")
 """Rules that add to a gradient what a learning rate then subtracts from the weights."""
 
+PROJECTIONS = ("keep_params_nonnegative", "keep_params_in", "keep_norms_within")
+"""Rules that keep parameters in a set, unless one of the next changes the step afterwards."""
+
+SCALINGS = ("scale", "scale_by_schedule", "scale_by_path", "trace", "add_noise")
+
 _layouts: dict[Chain, Layout | str] = {}
 
 
@@ -139,6 +144,7 @@ def _lay_out(chain: Chain) -> Layout:
     for first, second in combinations(chain, 2):
         _check_pair(first, second)
     check_rates(chain)
+    _check_measures(chain)
     slots, carry = [x.slots for x in chain], [x.carry for x in chain]
     hyper = [tuple([key for name, n in x.hyper for key in _each(name, n)]) for x in chain]
     names = _keys(chain, slots, carry, apart=True)
@@ -173,11 +179,36 @@ def _check_pair(first: RuleNames, second: RuleNames) -> None:
             f"{second.name} stands after {first.name}, which works on the step that is added to "
             f"the parameters; put {first.name} after {second.name}."
         )
+    changes = first.name in PROJECTIONS and second.name in SCALINGS
+    if changes and not first.apart_from(second):
+        raise ValueError(
+            f"{second.name} stands after {first.name}, and would take the parameters out of the "
+            f"set in which that keeps them; put {first.name} last in the chain."
+        )
     if first.master and second.master and not first.apart_from(second):
         raise ValueError(
             "this chain has two master_weights, and a parameter can only be divided once; put one "
             "around the whole chain."
         )
+
+
+def _check_measures(chain: Chain) -> None:
+    """Raise ValueError for a measure of `monitor` with a name that another rule uses: `get` would
+    return one for the other, and the other's slot would get another name in checkpoints."""
+    used = {
+        key: part.name
+        for part in chain
+        if part.name != "monitor"
+        for key in (*part.slots, *part.carry, *[name for name, _ in part.hyper])
+    }
+    for part in chain:
+        clash = [x for x in (*part.slots, *part.carry) if x in used]
+        if part.name == "monitor" and clash:
+            raise ValueError(
+                f"monitor has a measure called {clash[0]!r}, a name that "
+                f"{used[clash[0]] or 'another rule'} uses in the state; give the measure another "
+                "name."
+            )
 
 
 def check_rates(chain: Chain) -> None:
@@ -246,6 +277,11 @@ def _keys(
         if apart is None:
             alike = full[:i].count(own)
             return f"{own}.{alike}.{field}" if alike else f"{own}.{field}"
+        if not own and not rivals:
+            raise ValueError(
+                f"a rule has a slot called {field!r}, as is the number of steps in a state; give "
+                "the slot another name."
+            )
         if not own or own in rivals:
             raise ValueError(
                 f"two rules of this chain have a slot called {field!r} and no names; name them "

@@ -110,6 +110,65 @@ def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
         refused(TypeError, words, lambda: getattr(fo.adamw, method)(PARAMS))  # noqa: B023
 
 
+def looks_at(name, **how):
+    return fo.monitor({name: fo.measures.rms}, **how)
+
+
+CHAINS = {
+    "scale stands after keep_params_nonnegative, and would take the parameters out": lambda: (
+        fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), fo.scale(2.0))
+    ),
+    "trace stands after keep_norms_within, and would take the parameters out of": lambda: fo.chain(
+        fo.masked(fo.keep_norms_within(2.0), "w"), fo.trace(0.9)
+    ),
+    "a measure called 'lr', a name that scale_by_lr uses in the state": lambda: fo.chain(
+        looks_at("lr"), fo.sgd(0.1)
+    ),
+    "a measure called 'exp_avg', a name that scale_by_adam uses": lambda: looks_at(
+        "exp_avg", around=fo.adam(0.1), per_tensor=True
+    ),
+}
+
+
+@pytest.mark.parametrize("words", CHAINS)
+def test_parts_of_a_chain_that_spoil_each_other(words):
+    refused(ValueError, words, CHAINS[words])
+
+
+def test_measures_and_bounds_that_do_not_meet():
+    fo.named_chain(("first", looks_at("rms")), ("last", looks_at("rms", of="params")))
+    fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), looks_at("rms"), fo.params_ema(0.9))
+    bounded = fo.partition({"w": fo.keep_params_nonnegative(), "b": fo.scale(2.0)}, lambda k, p: k)
+    fo.chain(fo.sgd(0.1), bounded)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_condition_is_no_number_of_micro_batches(compile):
+    words = "it must return the number of micro-batches per batch, at least 1"
+    for every in (lambda k: (k + 1) % 4 == 0, lambda k: 0, lambda k: -1.0):
+        tx = fo.accumulate(fo.sgd(0.1), every)
+        refused(ValueError, words, lambda: tx.update(GRADS, tx.init(PARAMS), PARAMS))  # noqa: B023
+        w = nn.Parameter(torch.ones(2))
+        opt = adapters.Optimizer([w], lambda: tx, compile=compile)  # noqa: B023
+        w.grad = torch.ones(2)
+        refused(ValueError, words, opt.step)
+        assert w.tolist() == [1.0, 1.0]
+
+
+def test_a_dict_is_no_iterable_of_parameters():
+    words = "got a dict; pass model.named_parameters(), or the dict's items()"
+    named = dict(model().named_parameters())
+    for make in (adapters.AdamW, lambda x: adapters.Optimizer(x, fo.sgd), adapters.SAM):
+        refused(TypeError, words, lambda: make(named))  # noqa: B023
+        make(list(named.items()))
+
+
+def test_the_step_of_a_state_is_a_tensor():
+    tx = fo.sgd(0.1)
+    words = "the step of the state is 3; it must be a 0-dim tensor of int64"
+    refused(TypeError, words, lambda: tx.update(GRADS, tx.init(PARAMS)._replace(step=3), PARAMS))
+
+
 @pytest.mark.parametrize("way", [lambda tx: tx.update, fo.compile])
 def test_a_state_of_many_models_is_for_a_mapped_update(way):
     tx, stacked = fo.adam(0.1), {"w": torch.ones(4, 3)}

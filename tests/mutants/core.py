@@ -17,6 +17,17 @@ micro-batches that are left out count as one of the batch
 a tensor without a gradient keeps what it has accumulated beyond its share
 ~ old⟦ - share * old if mean else old → ⟧)
 ? combinators/test_grammar_properties.py -k micro_batch
+a condition is taken for a number of micro-batches
+~ if not isinstance(found, Tensor) and ⟦found < 1 → False⟧:
+? core/test_first_mistakes.py
+= functional_optim/core/state_keys.py
+a measure may have the name of a learning rate
+~ if part.name == "monitor" and ⟦clash → False⟧:
+? core/test_first_mistakes.py
+a scale may follow bounds
+~ changes = ⟦first.name in PROJECTIONS → False⟧
+? core/test_first_mistakes.py
+= functional_optim/combinators/gated_trees.py
 behind a shut gate, a transformation of whole trees gets a new state
 ~ return updates, WholeState(gated, ⟦tree.map(kept, inner, state.inner) → inner⟧)
 ? combinators/test_grammar_properties.py -k shut_gate

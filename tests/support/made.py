@@ -49,6 +49,10 @@ def slowing(count: Any) -> Any:
     return 1 / (1 + count)
 
 
+def two_or_one(batch):
+    return 2 - (batch > 1)
+
+
 def odd(step: Any) -> Any:
     return step % 2 == 1
 
@@ -93,7 +97,7 @@ PACKED = ("int8", "int4", "bfloat16", "float8_e4m3fn")
 PARTS = {"matrix": fo.muon(0.1), "rest": fo.adam(DOWN)}
 
 MADE: dict[str, list[Any]] = {
-    "accumulate": [fo.accumulate(TX, 2), fo.accumulate(WHOLE, every=odd)],
+    "accumulate": [fo.accumulate(TX, 2), fo.accumulate(WHOLE, every=two_or_one)],
     "adafactor": [fo.adafactor()],
     "adaptive_grad_clip": [fo.adaptive_grad_clip(0.1)],
     "add_decayed_weights": [fo.add_decayed_weights(0.1, mask=matrices)],
