@@ -144,7 +144,6 @@ def _lay_out(chain: Chain) -> Layout:
     for first, second in combinations(chain, 2):
         _check_pair(first, second)
     check_rates(chain)
-    _check_measures(chain)
     slots, carry = [x.slots for x in chain], [x.carry for x in chain]
     hyper = [tuple([key for name, n in x.hyper for key in _each(name, n)]) for x in chain]
     names = _keys(chain, slots, carry, apart=True)
@@ -192,25 +191,6 @@ def _check_pair(first: RuleNames, second: RuleNames) -> None:
         )
 
 
-def _check_measures(chain: Chain) -> None:
-    """Raise ValueError for a measure of `monitor` with a name that another rule uses: `get` would
-    return one for the other, and the other's slot would get another name in checkpoints."""
-    used = {
-        key: part.name
-        for part in chain
-        if part.name != "monitor"
-        for key in (*part.slots, *part.carry, *[name for name, _ in part.hyper])
-    }
-    for part in chain:
-        clash = [x for x in (*part.slots, *part.carry) if x in used]
-        if part.name == "monitor" and clash:
-            raise ValueError(
-                f"monitor has a measure called {clash[0]!r}, a name that "
-                f"{used[clash[0]] or 'another rule'} uses in the state; give the measure another "
-                "name."
-            )
-
-
 def check_rates(chain: Chain) -> None:
     """Raise ValueError if two `scale_by_lr` act on one leaf, or one before a decay that adds.
 
@@ -250,8 +230,9 @@ def _keys(
 
     others: fields of another kind that share the state. apart: whether rules without a common leaf
     may share a key. None: they may not; a rule without a name gets its index, and labels always
-    precede a name, so that it does not depend on other parts of a partition. The part after a dot
-    tells how a slot is stored: packed or not, it has one name.
+    precede a name, so that it does not depend on other parts of a partition. A measure of `monitor`
+    gives way to all others, also to hyperparameters. The part after a dot tells how a slot is
+    stored: packed or not, it has one name.
     """
 
     def slot(field: str) -> str:
@@ -263,16 +244,20 @@ def _keys(
             for field in mine:
                 owners.setdefault(slot(field), []).append(i)
     full = [part.full_name for part in chain]
+    hyper = {name for part in chain for name, _ in part.hyper}
 
     def key(i: int, field: str) -> str:
-        own = full[i]
+        own, measures = full[i], chain[i].name == "monitor"
         rivals = [
             full[j]
             for j in owners[slot(field)]
-            if j != i and not (apart and chain[i].apart_from(chain[j]))
+            if j != i
+            and not (apart and chain[i].apart_from(chain[j]))
+            and (measures or chain[j].name != "monitor")
         ]
         labelled = apart is None and own != chain[i].name
-        if not rivals and field != "step" and not labelled:
+        taken = field == "step" or (measures and field in hyper)
+        if not (rivals or taken or labelled):
             return field
         if apart is None:
             alike = full[:i].count(own)

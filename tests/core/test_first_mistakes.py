@@ -110,22 +110,12 @@ def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
         refused(TypeError, words, lambda: getattr(fo.adamw, method)(PARAMS))  # noqa: B023
 
 
-def looks_at(name, **how):
-    return fo.monitor({name: fo.measures.rms}, **how)
-
-
 CHAINS = {
     "scale stands after keep_params_nonnegative, and would take the parameters out": lambda: (
         fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), fo.scale(2.0))
     ),
     "trace stands after keep_norms_within, and would take the parameters out of": lambda: fo.chain(
         fo.masked(fo.keep_norms_within(2.0), "w"), fo.trace(0.9)
-    ),
-    "a measure called 'lr', a name that scale_by_lr uses in the state": lambda: fo.chain(
-        looks_at("lr"), fo.sgd(0.1)
-    ),
-    "a measure called 'exp_avg', a name that scale_by_adam uses": lambda: looks_at(
-        "exp_avg", around=fo.adam(0.1), per_tensor=True
     ),
 }
 
@@ -135,9 +125,9 @@ def test_parts_of_a_chain_that_spoil_each_other(words):
     refused(ValueError, words, CHAINS[words])
 
 
-def test_measures_and_bounds_that_do_not_meet():
-    fo.named_chain(("first", looks_at("rms")), ("last", looks_at("rms", of="params")))
-    fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), looks_at("rms"), fo.params_ema(0.9))
+def test_what_may_stand_after_bounds():
+    watch = fo.monitor({"rms": fo.measures.rms})
+    fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), watch, fo.params_ema(0.9))
     bounded = fo.partition({"w": fo.keep_params_nonnegative(), "b": fo.scale(2.0)}, lambda k, p: k)
     fo.chain(fo.sgd(0.1), bounded)
 

@@ -21,9 +21,12 @@ a condition is taken for a number of micro-batches
 ~ if not isinstance(found, Tensor) and ⟦found < 1 → False⟧:
 ? core/test_first_mistakes.py
 = functional_optim/core/state_keys.py
-a measure may have the name of a learning rate
-~ if part.name == "monitor" and ⟦clash → False⟧:
-? core/test_first_mistakes.py
+a measure is called as a learning rate is
+~ (measures and field in ⟦hyper → ()⟧)
+? transforms/test_monitor.py
+a measure changes the name of a slot
+~ and (measures or chain[j].name != ⟦"monitor" → ""⟧)
+? transforms/test_monitor.py
 a scale may follow bounds
 ~ changes = ⟦first.name in PROJECTIONS → False⟧
 ? core/test_first_mistakes.py

@@ -282,3 +282,28 @@ def test_nothing_to_measure_is_refused():
     for step in (tx.update, fo.compile(tx)):
         with pytest.raises(TypeError, match="returned a tuple of nothing"):
             step(w, tx.init(w), w)
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_a_measure_takes_no_name_of_another_rule(per_tensor):
+    names = ("lr", "exp_avg", "step", "size")
+    watch = fo.monitor(dict.fromkeys(names, fo.measures.rms), per_tensor=per_tensor)
+    w = 3 * torch.ones(2, dtype=torch.float64)
+    for order in (fo.chain(watch, fo.adam(0.1)), fo.chain(fo.adam(0.1), watch)):
+        _, state = order.update(w, order.init(w), w)
+        assert fo.get(state, "lr") == 0.1
+        first = w if order.placements[0].name == "monitor" else -0.1 * torch.ones_like(w)
+        assert_close(fo.get(state, "exp_avg"), 0.1 * w, 1e-12)
+        for name in ("monitor.lr", "monitor.exp_avg", "monitor.step", "size"):
+            assert math.isclose(fo.get(state, name), first.abs().max(), rel_tol=1e-6)
+        assert {"lr", "monitor.lr", "size"} <= {*fo.numbers(state)}
+
+
+def test_a_measure_called_as_a_slot_is_does_not_change_the_checkpoint():
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.Optimizer([w], fo.adam, lr=0.1)
+    step_object(opt, [{"w": torch.ones(2)}])
+    watch = {"exp_avg": fo.measures.rms}
+    more = adapters.Optimizer([w], lambda lr: fo.chain(fo.monitor(watch), fo.adam(lr)), lr=0.1)
+    more.load_state_dict(opt.state_dict())
+    assert_same(more.state[w]["exp_avg"], opt.state[w]["exp_avg"])
