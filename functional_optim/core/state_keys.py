@@ -78,9 +78,10 @@ DECAYS = ("add_decayed_weights", "cautious_weight_decay")
 """Rules that add to a gradient what a learning rate then subtracts from the weights."""
 
 PROJECTIONS = ("keep_params_nonnegative", "keep_params_in", "keep_norms_within")
-"""Rules that keep parameters in a set, unless one of the next changes the step afterwards."""
+"""Rules that change a step so that the parameters stay in a set."""
 
 SCALINGS = ("scale", "scale_by_schedule", "scale_by_path", "trace", "add_noise")
+"""Rules after which the parameters would leave that set."""
 
 _layouts: dict[Chain, Layout | str] = {}
 

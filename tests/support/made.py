@@ -49,7 +49,7 @@ def slowing(count: Any) -> Any:
     return 1 / (1 + count)
 
 
-def two_or_one(batch):
+def two_or_one(batch: Any) -> Any:
     return 2 - (batch > 1)
 
 
