@@ -15,6 +15,7 @@ Example::
 
 from __future__ import annotations
 
+import builtins
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -115,8 +116,8 @@ def _outline(tree: Any) -> Any:
 def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any) -> list[Any]:
     """`map` for a function that returns n values: n trees.
 
-    Built from `tree_map` alone: under torch.compile `treespec.unflatten` fails if no leaf is a
-    tensor, and `tree_map` visits a dict in another order than `tree_flatten`.
+    In a trace built from `tree_map` alone: there `treespec.unflatten` fails if no leaf is a tensor,
+    and `tree_map` visits a dict in another order than `tree_flatten`.
 
     Example::
 
@@ -126,8 +127,12 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
         >>> signs, sizes
         ({'w': tensor([ 1., -1.])}, {'w': tensor([3., 4.])})
     """
-    results = optree.tree_map(fn, tree, *rest)
-    return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
+    if torch.compiler.is_compiling():
+        results = optree.tree_map(fn, tree, *rest)
+        return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
+    found, spec = optree.tree_flatten(tree)
+    results = list(builtins.map(fn, found, *[spec.flatten_up_to(other) for other in rest]))
+    return [spec.unflatten([result[i] for result in results]) for i in range(n)]
 
 
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:

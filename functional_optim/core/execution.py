@@ -15,14 +15,7 @@ from torch import Tensor
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.numbers import Numbers, Own, as_args, in_turn, parts_of, plain
 from functional_optim.core.ownership import Partition, run_owned, slot_parts_of
-from functional_optim.core.returned import (
-    are_slots,
-    check_kind,
-    checked_sums,
-    no_pair,
-    no_slots,
-    watched,
-)
+from functional_optim.core.returned import check_returned, checked_sums, watched
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
 from functional_optim.core.storage import (
     Slots,
@@ -64,6 +57,8 @@ def run(
     of an earlier rule. torch.autocast casts nothing here.
     """
     device = leaves[0].p.device.type if leaves else "cpu"
+    if all(placement.rule.own for placement in placements):
+        return modes.uncast(device, _run, placements, leaves)
     return modes.uncast(device, watched, _run, placements, leaves)
 
 
@@ -90,9 +85,10 @@ def _run(
             for mine, (_, own) in zip(new, results, strict=True):
                 mine.append(own)
             continue
+        after = rule.runs.after == "step"
         for i, leaf in zip(range(len(leaves)), leaves, strict=True):
             p, slots = leaf.p, leaf.slots
-            if rule.runs.after == "step":
+            if after:
                 if master_of(placements, p) is None:
                     xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
                 else:
@@ -179,26 +175,20 @@ def _run_update(
     view = storage.view
     if view is None:
         found = update(u, slots, *arguments)
-        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
-            raise no_pair(rule, found)
     else:
         found = seen_update(view, rule.init, update, u, slots, p, arguments, rule.name)
+    if not rule.own:
+        check_returned(rule, found, slots, p)
     u, record = found
     if u.shape != shape:
         raise ValueError(
             f"update of the rule {rule.name!r} returned a tensor of shape {tuple(u.shape)} for an "
             f"update of shape {tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
         )
-    if not torch.compiler.is_compiling():
-        if not are_slots(record, slots):
-            raise no_slots(rule, record)
-        check_kind(rule, "a tensor", u, p)
-        for x, old in zip(record, slots, strict=True):
-            if old is not None:
-                check_kind(rule, "a slot", x, old)
-        u, record = plain(u), tuple(map(plain, record))
-    own = closed(rule, record, stored, p, *key) if stored or record != () else ()
-    return u if u.dtype == dtype else u.to(dtype), own
+    if type(u) is not Tensor:
+        u = plain(u)
+    own = closed(rule, record, stored, p, *key) if stored or len(record) else ()
+    return u if u.dtype is dtype else u.to(dtype), own
 
 
 Run = Callable[[Update, Tensor, Slots], tuple[Tensor, Slots]]

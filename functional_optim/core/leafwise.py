@@ -20,6 +20,7 @@ from functional_optim.core.rule import Placement, Reads, Rule, Runs, Update, con
 from functional_optim.core.state_keys import Layout, lay_out
 from functional_optim.core.storage import Storage
 from functional_optim.kernels.callers import warn
+from functional_optim.kernels.keys import are_own
 
 
 class Leafwise(base.GradientTransformation):
@@ -248,8 +249,9 @@ def leafwise(
     extra = tuple([x for x in named if x not in (hyper or {})])
     plain = carry is None and reduce is None and runs.choose is None and not extra
     reads = Reads(tuple(given.items()), constants(given), extra, plain)
+    own = not torch.compiler.is_compiling() and are_own((*updates, reduce))
     rule = Rule(
-        updates, init, scalars, reduce, before, carry, known, reads, runs, storage, name=name
+        updates, init, scalars, reduce, before, carry, known, reads, runs, storage, name, own
     )
     return Leafwise((Placement(rule, name),))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import optree
@@ -82,18 +83,17 @@ class Look:
             return False
         structure, check, sizes = self.known
         leaves, own = optree.tree_flatten(trees)
-        known = own == structure and all(map(_has_strides, leaves)) and check(*leaves)
-        return bool(known) and list(map(_bytes, leaves)) == sizes
-
-
-def _has_strides(x: Any) -> bool:
-    """Whether torch's guards support an object: on a nested tensor they crash the process."""
-    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+        if own != structure:
+            return False
+        strided = torch.strided  # on a nested tensor torch's guards crash the process
+        plain = [isinstance(x, Tensor) and x.layout is strided and not x.is_nested for x in leaves]
+        return all(plain) and check(*leaves) and list(map(_bytes, leaves)) == sizes
 
 
 def _bytes(x: Tensor) -> int:
     """The bytes of a tensor's storage from its first element on."""
-    return x.untyped_storage().nbytes() - int(x.storage_offset()) * x.element_size()
+    size, first = x.untyped_storage().nbytes(), int(x.storage_offset())
+    return size - first * x.element_size() if first else size
 
 
 def frozen(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
@@ -200,12 +200,13 @@ def lift(
             if places not in kinds:
                 kinds[places] = kind_of(places)
             kind = kinds[places]
-            rows.append(Row(kind, p, sharding.gradient_of(p, g), kind.pick(slots)))
+            g = g if type(g) is Tensor else sharding.gradient_of(p, g)
+            rows.append(Row(kind, p, g, kind.pick(slots)))
 
         if routed:
             tree.map_with_path(gather, params, grads, *columns)
         else:
-            tree.map(lambda *leaf: gather("", *leaf), params, grads, *columns)
+            tree.map(partial(gather, ""), params, grads, *columns)
         if spread:
             rows = in_turns(rows)
         traced, count = modes.traced(), state.step + 1
@@ -279,8 +280,10 @@ def lift(
 def _kept_apart(slots: Sequence[Any], *given: Tensor | None) -> list[Any]:
     """New slots of plain tensors, with copies of those in the memory of a given tensor."""
     places = [x.untyped_storage().data_ptr() for x in given if x is not None]
-    lent = [x is not None and x.untyped_storage().data_ptr() in places for x in slots]
-    return [x.clone() if own else x for x, own in zip(slots, lent, strict=True)]
+    return [
+        x.clone() if x is not None and x.untyped_storage().data_ptr() in places else x
+        for x in slots
+    ]
 
 
 def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:

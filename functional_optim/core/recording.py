@@ -22,13 +22,13 @@ from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
 from functional_optim.core.modes import with_cpu_as_default
 from functional_optim.core.numbers import Form, flag_of, kinds_of, tensor_of, with_forms
-from functional_optim.core.rule import Goal, Placement, Rule
+from functional_optim.core.rule import Goal, Placement
 from functional_optim.core.small import check_shapes, filled, sizes_of, slots_like, small_shapes
 from functional_optim.core.storage import Slots, missing_slots, stored_slots
 from functional_optim.kernels import asked, record
 from functional_optim.kernels import graph as graphs
 from functional_optim.kernels.graph import Graph
-from functional_optim.kernels.keys import are_own, static_key
+from functional_optim.kernels.keys import static_key
 from functional_optim.kernels.node import RuleError, Unsuitable
 
 LARGE = 1 << 23
@@ -86,7 +86,7 @@ class Body:
         kept: Kept | None = None,
     ) -> None:
         self.placements = placements
-        self.own = all(are_own(functions_of(x.rule)) for x in placements)
+        self.own = all(x.rule.own for x in placements)
         """Whether the values that rules read by name, or draw, are constant."""
         self.kept = _known if kept is None or self.own else kept
         self.missing = missing
@@ -390,15 +390,10 @@ def as_pairs(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def functions_of(rule: Rule) -> tuple[Any, ...]:
-    """The operations of a rule on tensors."""
-    return (*rule.updates, rule.reduce)
-
-
 def key_of(placement: Placement) -> Any:
     """The key of a rule: its code, without its scalars."""
     rule, storage = placement.rule, placement.rule.storage
-    functions = (*functions_of(rule), rule.init, storage.codecs, storage.slots)
+    functions = (*rule.updates, rule.reduce, rule.init, storage.codecs, storage.slots)
     own = (storage.view, storage.weight_codec, storage.home is None)
     kind = (*own, rule.runs.after == "step")
     return (static_key(functions), kind, placement.lookback, placement.name)

@@ -15,7 +15,22 @@ if TYPE_CHECKING:
     from functional_optim.core.execution import Leaf
 
 
-def no_pair(rule: Rule, found: Any) -> TypeError:
+def check_returned(rule: Rule, found: Any, slots: Sequence[Any], p: Tensor) -> None:
+    """Raise TypeError unless an update has returned a tensor like p, and slots like these."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
+        raise _no_pair(rule, found)
+    if torch.compiler.is_compiling():
+        return
+    u, record = found
+    if not _are_slots(record, slots):
+        raise _no_slots(rule, record)
+    _check_kind(rule, "a tensor", u, p)
+    for x, old in zip(record, slots, strict=True):
+        if old is not None:
+            _check_kind(rule, "a slot", x, old)
+
+
+def _no_pair(rule: Rule, found: Any) -> TypeError:
     """The error for an update that did not return a pair."""
     what = "a tensor" if isinstance(found, Tensor) else f"a {type(found).__name__}"
     if isinstance(found, tuple):
@@ -26,7 +41,7 @@ def no_pair(rule: Rule, found: Any) -> TypeError:
     )
 
 
-def are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
+def _are_slots(record: Any, slots: Sequence[Any]) -> bool:
     """Whether an update has returned valid slots."""
     if not isinstance(record, tuple) or len(record) != len(slots):
         return False
@@ -34,7 +49,7 @@ def are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
     return all(old is None or isinstance(x, Tensor) for x, old in pairs)
 
 
-def no_slots(rule: Rule, record: Any) -> TypeError:
+def _no_slots(rule: Rule, record: Any) -> TypeError:
     """The error for an update whose second result is not the slots of its rule."""
     what = "None" if record is None else f"a {type(record).__name__}"
     if isinstance(record, tuple):
@@ -47,7 +62,7 @@ def no_slots(rule: Rule, record: Any) -> TypeError:
     )
 
 
-def check_kind(rule: Rule, what: str, x: Tensor, like: Tensor) -> None:
+def _check_kind(rule: Rule, what: str, x: Tensor, like: Tensor) -> None:
     """Raise TypeError for a result that cannot be stored as the tensor is whose place it takes."""
     if x.layout is not like.layout:
         kind, wanted = f"of the layout {x.layout}", f"of {like.layout}, e.g. by to_dense()"

@@ -115,7 +115,9 @@ def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
             if kind.at not in groups:
                 groups[kind.at] = RowGroup(kind, [], [])
             groups[kind.at].at.append(k)
-            groups[kind.at].rows.append(row._replace(g=densified(kind.placements, row.g)))
+            if row.g.layout is not torch.strided:
+                row = row._replace(g=densified(kind.placements, row.g))
+            groups[kind.at].rows.append(row)
     return list(groups.values())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import sharding
+from functional_optim.core.numbers import plain
 from functional_optim.core.views import MatrixView, seen_init
 
 if TYPE_CHECKING:
@@ -327,7 +328,9 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
         ValueError: if the shape of a slot changed, e.g. by broadcasting the state of a smaller
             parameter.
     """
-    if rule.storage.codecs:
+    slots = [x if type(x) is Tensor else plain(x) for x in slots]
+    storage = rule.storage
+    if storage.codecs:
         known = stored_slots(rule, stored)
         packed = [own.codec is not None for own in known]
         slots = [  # DTensor gathers one row: the blocks are those of a shard
@@ -335,20 +338,21 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
             for x, own in zip(slots, known, strict=True)
         ]
         slots = encoded_slots(rule, slots, packed, p, key)
-    pairs = zip(slots, stored, strict=True)
-    new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
-    if rule.storage.home is not None:
-        pairs = zip(new, stored, strict=True)
-        new = tuple([x if x is None else x.to(old.device) for x, old in pairs])
-    for k, x, old in zip(range(len(new)), new, stored, strict=True):
-        if x is not None and x.shape != old.shape:
-            raise ValueError(
-                f"the slot {rule.keys[k]!r} of the state has shape {tuple(old.shape)}, but the step"
-                f" makes one of shape {tuple(x.shape)}; pass the state that this transformation's "
-                "own init returned for these parameters, and in a custom rule, return slots of "
-                "init's shapes from update."
-            )
-    return new
+    new: list[Any] = []
+    for x, old in zip(slots, stored, strict=True):
+        if old is not None:
+            x = _kept_as(x, old)
+            if storage.home is not None:
+                x = x.to(old.device)
+            if x.shape != old.shape:
+                raise ValueError(
+                    f"the slot {rule.keys[len(new)]!r} of the state has shape {tuple(old.shape)}, "
+                    f"but the step makes one of shape {tuple(x.shape)}; pass the state that this "
+                    "transformation's own init returned for these parameters, and in a custom "
+                    "rule, return slots of init's shapes from update."
+                )
+        new.append(None if old is None else x)
+    return tuple(new)
 
 
 def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:

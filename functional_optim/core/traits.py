@@ -23,7 +23,7 @@ from functional_optim.core.numbers import (
     parts_of,
     with_forms,
 )
-from functional_optim.core.recording import Body, functions_of, key_of
+from functional_optim.core.recording import Body, key_of
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.scalars import StepScalars
 from functional_optim.core.small import filled, small_shapes
@@ -31,7 +31,6 @@ from functional_optim.core.storage import SMALL, Slots
 from functional_optim.core.totals import nothing_measured
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph
-from functional_optim.kernels.keys import are_own
 from functional_optim.kernels.node import RuleError, Unsuitable
 
 ANOTHER_RULE = (
@@ -159,7 +158,7 @@ _checked: set[Any] = set()
 
 def of_package(placements: Sequence[Placement]) -> bool:
     """Whether all rules are this package's, which its tests check."""
-    return all(are_own(functions_of(x.rule)) for x in placements if x.rule.updates)
+    return all(x.rule.own for x in placements if x.rule.updates)
 
 
 def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
@@ -167,10 +166,8 @@ def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
 
     The tests check rules of this package.
     """
-    own = [
-        k for k, x in enumerate(placements) if x.rule.updates and not are_own(functions_of(x.rule))
-    ]
-    return [k for k in own if _looks(placements[k], p) not in _checked]
+    others = [k for k, x in enumerate(placements) if x.rule.updates and not x.rule.own]
+    return [k for k in others if _looks(placements[k], p) not in _checked]
 
 
 def check_rules(

@@ -242,3 +242,10 @@ def test_a_compiled_step():
     assert "as above from `engine/guards.py`" in above
     expected = {*listed("fo.compile"), *rest[start:]}
     assert passed(lambda: step(grads, state, params)) == expected
+
+
+def test_a_step_of_trees():
+    """A state like the last one; the checks of what rules return are for rules of others."""
+    tx, params = fo.adamw(lr=1e-3), [p.detach() for p in parameters()]
+    state, grads = tx.init(params), list(map(torch.randn_like, params))
+    assert passed(lambda: tx.update(grads, state, params)) == {*listed("tx.update(…)")}

@@ -20,6 +20,17 @@ a tensor without a gradient keeps what it has accumulated beyond its share
 a condition is taken for a number of micro-batches
 ~ if not isinstance(found, Tensor) and ⟦found < 1 → False⟧:
 ? core/test_first_mistakes.py
+= functional_optim/core/leafwise.py
+a rule of somebody else counts as one of this package
+~ own = not torch.compiler.is_compiling() and ⟦are_own((*updates, reduce)) → True⟧
+? engine/test_undeclared_rules.py
+= functional_optim/core/lift.py
+in a step like the last one a slot shares the gradient's memory
+~ x.clone() if ⟦x is not None and x.untyped_storage().data_ptr() in places → False⟧ else x
+? core/test_memory.py
+a shrunk storage looks as before
+~ all(plain) and check(*leaves)⟦ and list(map(_bytes, leaves)) == sizes → ⟧
+? engine/test_wrong_tensors.py
 = functional_optim/core/state_keys.py
 a measure is called as a learning rate is
 ~ (measures and field in ⟦hyper → ()⟧)
