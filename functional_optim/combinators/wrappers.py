@@ -78,7 +78,8 @@ def lookahead(
         return select(sync, there - p, u), LookaheadSlots(select(sync, there, slow))
 
     hyper = {"slow_step_size": slow_step_size}
-    runs, storage = Runs(shared=True, dense_only=True), Storage(weights=("slow_params",))
+    runs = Runs(shared=True, dense_only=True, after="lr")
+    storage = Storage(weights=("slow_params",))
     slow = leafwise(
         init, update, scalars, hyper=hyper, runs=runs, storage=storage, name="lookahead"
     )

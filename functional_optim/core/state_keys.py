@@ -77,11 +77,15 @@ Chain = tuple[RuleNames, ...]
 DECAYS = ("add_decayed_weights", "cautious_weight_decay")
 """Rules that add to a gradient what a learning rate then subtracts from the weights."""
 
-PROJECTIONS = ("keep_params_nonnegative", "keep_params_in", "keep_norms_within")
-"""Rules that change a step so that the parameters stay in a set."""
+PLACING = (
+    "gpa", "hyperball", "keep_norms_within", "keep_params_in", "keep_params_nonnegative",
+    "lookahead", "mechanize", "schedule_free",
+)  # fmt: skip
+"""Rules that change a step so that the parameters end in a set, or at a place that is known from
+copies of them."""
 
 SCALINGS = ("scale", "scale_by_schedule", "scale_by_path", "trace", "add_noise")
-"""Rules after which the parameters would leave that set."""
+"""Rules after which the parameters would end elsewhere."""
 
 _layouts: dict[Chain, Layout | str] = {}
 
@@ -179,11 +183,11 @@ def _check_pair(first: RuleNames, second: RuleNames) -> None:
             f"{second.name} stands after {first.name}, which works on the step that is added to "
             f"the parameters; put {first.name} after {second.name}."
         )
-    changes = first.name in PROJECTIONS and second.name in SCALINGS
-    if changes and not first.apart_from(second):
+    moves = first.name in PLACING and second.name in SCALINGS
+    if moves and not first.apart_from(second):
         raise ValueError(
-            f"{second.name} stands after {first.name}, and would take the parameters out of the "
-            f"set in which that keeps them; put {first.name} last in the chain."
+            f"{second.name} stands after {first.name}, and would move the parameters from where "
+            f"that puts them; put {first.name} last in the chain."
         )
     if first.master and second.master and not first.apart_from(second):
         raise ValueError(

@@ -111,11 +111,17 @@ def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
 
 
 CHAINS = {
-    "scale stands after keep_params_nonnegative, and would take the parameters out": lambda: (
+    "scale stands after keep_params_nonnegative, and would move the parameters from": lambda: (
         fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), fo.scale(2.0))
     ),
-    "trace stands after keep_norms_within, and would take the parameters out of": lambda: fo.chain(
+    "trace stands after keep_norms_within, and would move the parameters from": lambda: fo.chain(
         fo.masked(fo.keep_norms_within(2.0), "w"), fo.trace(0.9)
+    ),
+    "scale stands after schedule_free, and would move the parameters from": lambda: fo.chain(
+        fo.schedule_free(fo.sgd(0.1)), fo.scale(0.5)
+    ),
+    "scale_by_lr stands after lookahead, which works on the step": lambda: fo.chain(
+        fo.lookahead(fo.scale_by_adam(), 5), fo.scale_by_lr(0.1)
     ),
 }
 

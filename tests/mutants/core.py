@@ -39,7 +39,7 @@ a measure changes the name of a slot
 ~ and (measures or chain[j].name != ⟦"monitor" → ""⟧)
 ? transforms/test_monitor.py
 a scale may follow bounds
-~ changes = ⟦first.name in PROJECTIONS → False⟧
+~ moves = ⟦first.name in PLACING → False⟧
 ? core/test_first_mistakes.py
 = functional_optim/combinators/gated_trees.py
 behind a shut gate, a transformation of whole trees gets a new state
