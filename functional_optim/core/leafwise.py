@@ -191,8 +191,9 @@ def leafwise(
             `Runs(batched=True)`.
         ValueError: at once, if a rule that takes batches has codecs or reads new parameters, one
             that has `absent` is not shared or carries nothing, there are variants without `choose`
-            or the reverse, `turns` without a `choose` that takes a turn or the reverse, or a codec
-            for an unknown slot, or one that would be nonnegative or weights.
+            or the reverse, `turns` without a `choose` that takes a turn or the reverse, a codec
+            for an unknown slot, or one that would be nonnegative or weights, or a hyperparameter
+            that no function takes.
 
     Example::
 
@@ -247,6 +248,9 @@ def leafwise(
         named = (*named, *[key for key, _ in known if key not in named])
     given = {key: value for key, value in known if key in named}
     extra = tuple([x for x in named if x not in (hyper or {})])
+    if not extra:
+        readers = [fn for fn in (scalars, before, runs.choose) if fn is not None]
+        _check_read(name, hyper or {}, named, readers, init)
     plain = carry is None and reduce is None and runs.choose is None and not extra
     reads = Reads(tuple(given.items()), constants(given), extra, plain)
     own = not torch.compiler.is_compiling() and are_own((*updates, reduce))
@@ -296,6 +300,27 @@ def _check_functions(
         raise TypeError(
             f"scalars of the rule {name!r} is called with the step, t = 1 at the first, and "
             "hyperparameters by name; write scalars(t, *, lr)."
+        )
+
+
+def _check_read(
+    name: str,
+    hyper: Mapping[str, Any],
+    named: Sequence[str],
+    readers: Sequence[Callable[..., Any]],
+    init: Any,
+) -> None:
+    """Raise ValueError for hyperparameters that nothing reads.
+
+    named: those that `scalars` takes. readers: the functions that may take some. With `scalars`,
+    init may read the others, as Adafactor's does.
+    """
+    taken = {*named, *[x for fn in readers for x in base.extra_names(fn)]}
+    unread = ", ".join([key for key in hyper if key not in taken])
+    if unread and (init is None or not readers):
+        raise ValueError(
+            f"hyper of the rule {name!r} lists {unread}, which none of its functions takes, so a "
+            f"change would have no effect; write scalars(t, *, {unread}), or leave it out of hyper."
         )
 
 

@@ -303,6 +303,14 @@ NUMBERS: list[Any] = [
     (lambda: mine(None, walk, runs=fo.Runs(absent=lambda slots: slots)), "shared=True"),
     (lambda: mine(Slots, walk, storage=fo.Storage(codecs={"m": 0})), "codec for m, .* momentum_b"),
     (lambda: stepped(turning(choose=lambda t, *, turn: turn + 1)), "returned 2; .* from 0 to 1"),
+    (
+        lambda: mine(None, lambda u, slots, p: (-0.1 * u, slots), hyper={"lr": 0.1}),
+        "hyper of the rule 'mine' lists lr, which none of its functions takes",
+    ),
+    (
+        lambda: mine(None, times, lambda t, *, a: (a,), hyper={"a": 1.0, "b": 2.0}),
+        "'mine' lists b, which none of its functions takes",
+    ),
 ]
 
 KINDS: list[Any] = [
