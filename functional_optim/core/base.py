@@ -183,7 +183,8 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 
     Raises:
         ValueError: if the two structures differ.
-        TypeError: for a transformation as one of them.
+        TypeError: for a transformation as one of them, and for parameters of integers, or complex
+            updates of real ones.
 
     Example::
 
@@ -200,6 +201,11 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 def _updated(p: Tensor, u: Tensor | None) -> Tensor:
     if u is None:
         return p
+    if not (p.is_floating_point() or p.is_complex()) or (u.is_complex() and not p.is_complex()):
+        raise TypeError(
+            f"a parameter of dtype {p.dtype} cannot take an update of dtype {u.dtype}, which would "
+            "be truncated; pass the updates computed for these parameters."
+        )
     if u.shape != p.shape:  # in a trace, which does not compare trees before
         raise ValueError(
             f"an update of shape {tuple(u.shape)} is not that of a parameter of shape "

@@ -211,6 +211,11 @@ def lift(
             rows = in_turns(rows)
         traced, count = modes.traced(), state.step + 1
         t = numeric.float64(count) if traced else known_number(count)
+        if type(t) is float and t < 1:
+            raise ValueError(
+                f"the step of the state is {t - 1:g}; it must be the number of finished steps, 0 "
+                "or more."
+            )
         totals = given_totals()
         before = None if totals is None else totals.enter(placements)
         if not rows and not meets:

@@ -66,7 +66,12 @@ class Answers:
 
     def __call__(self, path: str, leaf: Any) -> Any:
         if self.predicate is not None:
-            answer = self.predicate(path, leaf)
+            try:
+                answer = self.predicate(path, leaf)
+            except Exception as error:
+                note = f"functional_optim: {self.what} was called with the path {path!r} and the "
+                error.add_note(f"{note}parameter, in this order.")
+                raise
             self._check(answer, f"the leaf {path!r}")
             return answer
         for pattern, answer in self.patterns:

@@ -77,6 +77,9 @@ Chain = tuple[RuleNames, ...]
 DECAYS = ("add_decayed_weights", "cautious_weight_decay")
 """Rules that add to a gradient what a learning rate then subtracts from the weights."""
 
+COUNTS = ("step", "optimizer_step")
+"""What states of optimizer objects call numbers of steps."""
+
 PLACING = (
     "gpa", "hyperball", "keep_norms_within", "keep_params_in", "keep_params_nonnegative",
     "lookahead", "mechanize", "schedule_free",
@@ -261,7 +264,7 @@ def _keys(
             and (measures or chain[j].name != "monitor")
         ]
         labelled = apart is None and own != chain[i].name
-        taken = field == "step" or (measures and field in hyper)
+        taken = field in COUNTS or (measures and field in hyper)
         if not (rivals or taken or labelled):
             return field
         if apart is None:
@@ -269,7 +272,7 @@ def _keys(
             return f"{own}.{alike}.{field}" if alike else f"{own}.{field}"
         if not own and not rivals:
             raise ValueError(
-                f"a rule has a slot called {field!r}, as is the number of steps in a state; give "
+                f"a rule has a slot called {field!r}, as is a number of steps in a state; give "
                 "the slot another name."
             )
         if not own or own in rivals:

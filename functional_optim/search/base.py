@@ -279,6 +279,12 @@ def evaluate(
         torch.Size([16])
     """
 
+    if not callable(loss_fn):
+        raise TypeError(
+            f"evaluate takes a function as loss_fn, but got a {type(loss_fn).__name__}; call "
+            "evaluate(loss_fn, candidates, ...)."
+        )
+
     def one(*leaves: Tensor) -> Tensor:
         return loss_fn(tree.with_leaves(candidates, list(leaves)), *args)
 

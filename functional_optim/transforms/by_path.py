@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -90,6 +91,11 @@ def layerwise_decay(
         {'embed.weight': 0.125, 'blocks.0.weight': 0.25, 'blocks.1.weight': 0.5, 'head.weight': 1.0}
         >>> tx = fo.chain(fo.scale_by_adam(), fo.scale_by_path(factors), fo.scale_by_lr(1e-3))
     """
+    if not isinstance(decay, Real):
+        raise TypeError(
+            f"layerwise_decay takes a number as decay, but got a {type(decay).__name__}; call "
+            "layerwise_decay(params, decay)."
+        )
     if not 0 < decay <= 1:
         raise ValueError(f"layerwise_decay needs a decay in (0, 1], but got {decay!r}.")
     if isinstance(layers, str):

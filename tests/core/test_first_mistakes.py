@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -434,3 +435,38 @@ def test_so_does_a_storage_that_packs_no_parameter(make, compile):
     with pytest.warns(UserWarning, match=r"'head\.\*' of the mask matches no leaf") as seen:
         getattr(adapters, make)(model.named_parameters(), stored=stored, compile=compile)
     assert len(seen) == 1
+
+
+def test_a_mask_with_its_arguments_the_other_way_round():
+    tx = fo.masked(fo.sgd(0.1), lambda p, path: p.ndim > 1)
+    with pytest.raises(AttributeError) as error:
+        tx.init({"w": torch.ones(2)})
+    assert "mask was called with the path 'w' and the parameter" in error.value.__notes__[0]
+
+
+class Steps(NamedTuple):
+    optimizer_step: torch.Tensor
+
+
+def test_a_slot_with_the_name_of_a_count_is_saved_and_loaded():
+    """Behind a gate, which counts in the state of each parameter."""
+    rule = fo.leafwise(
+        lambda p: Steps(torch.zeros_like(p)),
+        lambda u, slots, p: (-slots.optimizer_step, Steps(slots.optimizer_step + u)),
+        name="mine",
+    )
+    made = []
+    for _ in range(2):
+        p = torch.nn.Parameter(torch.ones(2))
+        p.grad = torch.ones(2)
+        made.append((p, adapters.Optimizer([p], lambda: fo.accumulate(rule, 2))))
+    (p, first), (q, second) = made
+    for _ in range(3):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    q.data.copy_(p.data)
+    for one in (first, second):
+        for _ in range(3):
+            one.step()
+    assert torch.equal(p, q)
+    assert not torch.equal(p, torch.ones(2))

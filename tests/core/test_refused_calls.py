@@ -311,6 +311,10 @@ NUMBERS: list[Any] = [
         lambda: mine(None, times, lambda t, *, a: (a,), hyper={"a": 1.0, "b": 2.0}),
         "'mine' lists b, which none of its functions takes",
     ),
+    (
+        lambda: fo.adam().update(W, fo.adam().init(W)._replace(step=torch.tensor(-2)), W),
+        "the step of the state is -2; it must be the number of finished steps, 0 or more",
+    ),
 ]
 
 KINDS: list[Any] = [
@@ -491,6 +495,12 @@ KINDS: list[Any] = [
     (lambda: adapters.Lion(model().parameters(), speed=0.1), "'speed'; it takes params, lr"),
     (lambda: adapters.SSBFGS(model().parameters(), lr=1.0), r"^SSBFGS\.__init__\(\) got .*'lr'"),
     (lambda: fo.accumulate(fo.sgd(0.1), every_k_schedule=4), "'every_k_schedule'; pass every"),
+    (lambda: fo.apply_updates(W, 1j * W), "float32 cannot take an update of dtype torch.complex64"),
+    (lambda: fo.apply_updates(W.long(), W), "int64 cannot take an update of dtype torch.float32"),
+    (lambda: stepped(fo.polyak_sgd(), value="1.0"), "needs one number as value, .* but got a str"),
+    (lambda: fo.layerwise_decay(0.8, {"w": W}), r"layerwise_decay\(params, decay\)"),
+    (lambda: fo.search.evaluate(W, torch.sum), r"evaluate\(loss_fn, candidates, ...\)"),
+    (lambda: fo.tree.map({"w": W}, torch.sum), r"map\(fn, tree\), but got a dict"),
 ]
 
 
