@@ -86,9 +86,9 @@ def at(hyper: Hyper, t: Number) -> Any:
     if isinstance(value, Tensor):
         if value.numel() == 1 and not value.is_complex():
             return float64(value)
-    elif not isinstance(value, (str, bytes, complex)):
+    else:
         try:
-            return float(value)
+            return float64(value)
         except (TypeError, ValueError):
             pass
     raise NotANumber(hyper, value)
@@ -100,12 +100,8 @@ class NotANumber(TypeError):
     Example::
 
         >>> from functional_optim import numeric
-        >>> try:
-        ...     numeric.at(lambda step: print("step", step), 1)
-        ... except numeric.NotANumber as error:
-        ...     print(error)
-        step 0
-        a schedule returned None; it must return a number or a 0-dim tensor.
+        >>> print(numeric.NotANumber(None, None, "lr"))
+        the hyperparameter lr is None; it must be a number, a 0-dim tensor or a schedule.
     """
 
     def __init__(self, hyper: Any, value: Any, name: str = "") -> None:

@@ -260,7 +260,7 @@ def lift(
             u, new = found[k]
             own = row.kind.put(slots, new)
             if seen:
-                own = _kept_apart(own, g, p)
+                own = kept_apart(own, g, p)
             elif not torch.compiler.is_compiling():
                 own = memory.separate(own, g, p)
             return (u, *own)
@@ -282,12 +282,12 @@ def lift(
     return init, update
 
 
-def _kept_apart(slots: Sequence[Any], *given: Tensor | None) -> list[Any]:
-    """New slots of plain tensors, with copies of those in the memory of a given tensor."""
+def kept_apart(results: Sequence[Any], *given: Tensor | None) -> list[Any]:
+    """Results, plain tensors, with copies of those in the memory of a given tensor."""
     places = [x.untyped_storage().data_ptr() for x in given if x is not None]
     return [
         x.clone() if x is not None and x.untyped_storage().data_ptr() in places else x
-        for x in slots
+        for x in results
     ]
 
 

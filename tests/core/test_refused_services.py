@@ -1,4 +1,4 @@
-"""Calls of schedules, estimators, searches and replicas that cannot be meant: each ends at once.
+"""Calls of trees, schedules, estimators, searches and replicas that cannot be meant: each ends at once.
 
 One row is a call, and what its error says, as in test_refused_calls.
 """
@@ -131,6 +131,10 @@ VALUES: list[Any] = [
     (lambda: Simulation(faults=[Kill(3)]), "ranks 0 to 2"),
     (lambda: Simulation(faults=[Kill(0, 0, "somewhere")]), "a point is one of before start"),
     (lambda: Simulation(faults=[Delay(0, seconds=-1.0)]), "seconds must be 0 or more"),
+    (
+        lambda: ADAM.update(W, ADAM.init(W)._replace(step=torch.tensor(-2)), W),
+        "the step of the state is -2; it must be the number of finished steps, 0 or more",
+    ),
 ]
 
 KINDS: list[Any] = [
@@ -190,6 +194,11 @@ KINDS: list[Any] = [
     (lambda: Simulation(2, init_sync="no"), f"init_sync {NO}"),
     (lambda: Scripted([True], heals_at_start="no"), f"heals_at_start {NO}"),
     (lambda: fo.replicas.TorchFT(object(), quantize="no"), f"quantize {NO}"),
+    (lambda: fo.apply_updates(W, 1j * W), "float32 cannot take an update of dtype torch.complex64"),
+    (lambda: fo.apply_updates(W.long(), W), "int64 cannot take an update of dtype torch.float32"),
+    (lambda: fo.layerwise_decay(0.8, {"w": W}), r"layerwise_decay\(params, decay\)"),
+    (lambda: search.evaluate(W, torch.sum), r"evaluate\(loss_fn, candidates, ...\)"),
+    (lambda: fo.tree.map({"w": W}, torch.sum), r"map\(fn, tree\), but got a dict"),
 ]
 
 
