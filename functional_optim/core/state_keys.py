@@ -44,7 +44,7 @@ class RuleNames(NamedTuple):
     """What of a rule the names in a state depend on, in strings and numbers.
 
     slots, carry: its fields. hyper: names, with the length of a tuple, or -1. after: as in `Runs`.
-    master: whether it stores bits of the parameters. where: its labels, each with the index of the
+    adapts: whether it is of this package and stores second moments. master: whether it stores bits of the parameters. where: its labels, each with the index of the
     partition or mask and of the label there; None for one that is True.
     """
 
@@ -53,6 +53,7 @@ class RuleNames(NamedTuple):
     carry: tuple[str, ...]
     hyper: tuple[tuple[str, int], ...]
     after: str | None
+    adapts: bool
     master: bool
     where: tuple[tuple[int, int, str | None], ...]
 
@@ -123,10 +124,9 @@ def rule_names(placements: Sequence[Placement]) -> Chain:
             labels.append((k, answers.known.index(answer), None if answer is True else str(answer)))
         carry = () if rule.carry is None else rule.carry._fields
         hyper = tuple([(key, len(x) if type(x) is tuple else -1) for key, x in rule.hyper])
-        master = rule.storage.weight_codec is not None
-        found.append(
-            RuleNames(name, rule.keys, carry, hyper, rule.runs.after, master, tuple(labels))
-        )
+        adapts = rule.own and len(rule.storage.nonnegative) > 0
+        kinds = (rule.runs.after, adapts, rule.storage.weight_codec is not None)
+        found.append(RuleNames(name, rule.keys, carry, hyper, *kinds, tuple(labels)))
     return tuple(found)
 
 
@@ -200,10 +200,11 @@ def _check_pair(first: RuleNames, second: RuleNames) -> None:
 
 
 def check_rates(chain: Chain) -> None:
-    """Raise ValueError if two `scale_by_lr` act on one leaf, or one before a decay that adds.
+    """Raise ValueError if two `scale_by_lr` act on one leaf, or one before a decay that adds, or
+    before a rule that divides by second moments.
 
-    Each multiplies by −lr, so the step would ascend, or the weights grow. Rules with other names,
-    from `named_chain`, are allowed.
+    Each multiplies by −lr, so the step would ascend, or the weights grow, or lr would cancel. Rules
+    with other names, from `named_chain`, are allowed.
     """
     rates = [part for part in chain if part.name == "scale_by_lr"]
     if any(first.around(second) for first, second in combinations(rates, 2)):
@@ -219,6 +220,11 @@ def check_rates(chain: Chain) -> None:
             raise ValueError(
                 f"{second.name} stands after scale_by_lr, whose step it would turn into growth of "
                 "the weights; put it before the learning rate, or pass independent=True."
+            )
+        if first.name == "scale_by_lr" and second.adapts and first.around(second):
+            raise ValueError(
+                f"{second.name} stands after scale_by_lr, and divides by second moments of what it "
+                f"gets, so that lr cancels; put scale_by_lr after {second.name}."
             )
 
 

@@ -196,7 +196,7 @@ def test_a_replaced_function_makes_a_plain_pair(name):
 
 @pytest.mark.parametrize("part", range(3))
 def test_the_parts_of_a_chain_are_copied_too(part):
-    begin, end = (fo.freeze("b"), fo.trace(0.9)), (fo.scale_by_adam(), fo.scale(0.1))
+    begin, end = (fo.freeze("b"), fo.trace(0.9)), (fo.trace(0.5), fo.scale(0.1))
     tx = fo.chain(*begin, made.WHOLE, *end).parts[part]
     for twin in (copy.deepcopy(tx), copy.copy(tx)):
         assert_same(transformed(twin, ""), transformed(tx, ""))

@@ -121,6 +121,9 @@ CHAINS = {
     "scale stands after schedule_free, and would move the parameters from": lambda: fo.chain(
         fo.schedule_free(fo.sgd(0.1)), fo.scale(0.5)
     ),
+    "scale_by_adam stands after scale_by_lr, and divides by second": lambda: fo.chain(
+        fo.masked(fo.scale_by_lr(0.1), "w"), fo.scale_by_adam()
+    ),
     "scale_by_lr stands after lookahead, which works on the step": lambda: fo.chain(
         fo.lookahead(fo.scale_by_adam(), 5), fo.scale_by_lr(0.1)
     ),

@@ -38,6 +38,9 @@ a measure is called as a learning rate is
 a measure changes the name of a slot
 ~ and (measures or chain[j].name != ⟦"monitor" → ""⟧)
 ? transforms/test_monitor.py
+a rule may divide a learning rate out
+~ adapts = ⟦rule.own and len(rule.storage.nonnegative) > 0 → False⟧
+? core/test_first_mistakes.py
 a scale may follow bounds
 ~ moves = ⟦first.name in PLACING → False⟧
 ? core/test_first_mistakes.py

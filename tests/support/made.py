@@ -90,7 +90,7 @@ DOWN = schedules.linear(0.2, 0.1, 10)
 TX = fo.chain(fo.trace(0.9), fo.scale_by_lr(DOWN))
 WHOLE = fo.flatten(fo.adam(0.1))
 CYCLE = {"init_value": 0.1, "peak_value": 1.0, "warmup_steps": 1, "decay_steps": 5}
-BEHIND = fo.chain(fo.freeze("b"), WHOLE, fo.scale_by_adam())
+BEHIND = fo.chain(fo.freeze("b"), WHOLE, fo.trace(0.9))
 WATCHED = fo.monitor(fo.measures.diagnostics, around=TX, per_tensor=True)
 WIDE = ("split16", "split8", "kahan", "stochastic")
 PACKED = ("int8", "int4", "bfloat16", "float8_e4m3fn")
