@@ -36,10 +36,6 @@ def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         >>> fo.tree.map(lambda a, b: a + b, {"x": 1, "y": 2}, {"x": 10, "y": 20})
         {'x': 11, 'y': 22}
     """
-    if isinstance(fn, (dict, list, tuple, Tensor)):
-        raise TypeError(
-            f"tree.map takes the function first: map(fn, tree), but got a {type(fn).__name__}."
-        )
     return optree.tree_map(fn, tree, *rest)
 
 

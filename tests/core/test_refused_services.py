@@ -198,7 +198,6 @@ KINDS: list[Any] = [
     (lambda: fo.apply_updates(W.long(), W), "int64 cannot take an update of dtype torch.float32"),
     (lambda: fo.layerwise_decay(0.8, {"w": W}), r"layerwise_decay\(params, decay\)"),
     (lambda: search.evaluate(W, torch.sum), r"evaluate\(loss_fn, candidates, ...\)"),
-    (lambda: fo.tree.map({"w": W}, torch.sum), r"map\(fn, tree\), but got a dict"),
 ]
 
 
