@@ -41,7 +41,7 @@ REASONS = {
         "About 88 vector instructions for a vector of elements, stochastic rounding included: they "
         "take the time, not memory, above all with vectors of eight numbers."
     ),
-    "eager-gpt": "Fifteen calls of torch for each piece; torch's loop has eight, in place.",
+    "eager-gpt": "Thirteen calls of torch for each piece; torch's loop has eight, in place.",
     "compile-depth": "A plan of four times as many tensors, in Python.",
     "compile-": "It builds two or three kernels, AdamW one.",
     "train-graph-compile": "Inductor compiles the loss and the step as one graph.",

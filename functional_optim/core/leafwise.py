@@ -221,25 +221,31 @@ def leafwise(
         >>> state.slots["exp_avg"]
         tensor([ 0.1000, -0.1000])
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name of a rule must be a string, but got {name!r}; pass e.g. name='my_rule'."
+        )
+    first = update[0] if isinstance(update, (tuple, list)) and update else update
+    shown = name or getattr(first, "__name__", "")  # in errors
     others = {"init": init, "scalars": scalars, "reduce": reduce, "before": before}
-    _check_functions(name, update, others, hyper, plain=carry is None and reduce is None)
+    _check_functions(shown, update, others, hyper, plain=carry is None and reduce is None)
     updates = (update,) if callable(update) else tuple(update)
     if old:
-        updates, runs, storage = _translated(name, old, updates, runs, storage)
+        updates, runs, storage = _translated(shown, old, updates, runs, storage)
     if not isinstance(runs, Runs) or not isinstance(storage, Storage):
         raise TypeError(
-            f"the rule {name!r} got runs={runs!r} and storage={storage!r}; pass a "
+            f"the rule {shown!r} got runs={runs!r} and storage={storage!r}; pass a "
             "functional_optim.Runs and a functional_optim.Storage."
         )
     if carry is not None and not hasattr(carry, "_fields"):
         raise TypeError(
-            f"carry of the rule {name!r} must be a NamedTuple of numbers, but got a "
+            f"carry of the rule {shown!r} must be a NamedTuple of numbers, but got a "
             f"{type(carry).__name__}; write class Carry(NamedTuple) and pass Carry(0.0)."
         )
     if init is not None:
-        storage = storage._replace(slots=_slots_of(name, init))
-    _check_runs(name, runs, len(updates), carry, hyper or {})
-    _check_storage(name, runs, storage)
+        storage = storage._replace(slots=_slots_of(shown, init))
+    _check_runs(shown, runs, len(updates), carry, hyper or {})
+    _check_storage(shown, runs, storage)
     if runs.batched or storage.codecs:
         runs = runs._replace(dense_only=True)
     known = tuple((hyper or {}).items())
@@ -250,12 +256,12 @@ def leafwise(
     extra = tuple([x for x in named if x not in (hyper or {})])
     if not extra:
         readers = [fn for fn in (scalars, before, runs.choose) if fn is not None]
-        _check_read(name, hyper or {}, named, readers, init)
+        _check_read(shown, hyper or {}, named, readers, init)
     plain = carry is None and reduce is None and runs.choose is None and not extra
     reads = Reads(tuple(given.items()), constants(given), extra, plain)
     own = not torch.compiler.is_compiling() and are_own((*updates, reduce))
     rule = Rule(
-        updates, init, scalars, reduce, before, carry, known, reads, runs, storage, name, own
+        updates, init, scalars, reduce, before, carry, known, reads, runs, storage, shown, own
     )
     return Leafwise((Placement(rule, name),))
 
@@ -280,10 +286,6 @@ def _check_functions(
             raise TypeError(
                 f"{what} of the rule {name!r} must be a function or None, but got {fn!r}."
             )
-    if not isinstance(name, str):
-        raise TypeError(
-            f"name of a rule must be a string, but got {name!r}; pass e.g. name='my_rule'."
-        )
     if hyper is not None and not isinstance(hyper, Mapping):
         raise TypeError(
             f"hyper of the rule {name!r} must be a dict from names to hyperparameters, but got "

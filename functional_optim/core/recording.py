@@ -377,7 +377,7 @@ class Body:
     def _name(self, rule: int | None) -> str:
         if rule is None:
             return " or ".join(dict.fromkeys([repr(x.name) for x in self.placements]))
-        return repr(self.placements[rule].name)
+        return repr(self.placements[rule].shown)
 
 
 def without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

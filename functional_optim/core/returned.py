@@ -116,7 +116,7 @@ def _check_written(run: Any, placements: Sequence[Placement], leaves: Sequence[L
         with torch.no_grad():
             run(placements[: k + 1], copies)
         if before != _versions(copies):
-            raise RuleError.of_write(repr(placement.name))
+            raise RuleError.of_write(repr(placement.shown))
 
 
 def checked_sums(what: str, found: Any) -> Any:

@@ -224,6 +224,11 @@ class Placement(NamedTuple):
     """The processes to which its matrices are distributed; None: each process computes all of
     them."""
 
+    @property
+    def shown(self) -> str:
+        """Its name in errors."""
+        return self.name or self.rule.name
+
     def on(self, *choices: Choice) -> Placement:
         """The same, only on those of its leaves that these choices select."""
         return self._replace(where=(*self.where, *choices))

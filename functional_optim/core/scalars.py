@@ -223,7 +223,7 @@ def _as_number(x: Any) -> Any:
 
 def _refused(placement: Placement) -> NoReturn:
     raise TypeError(
-        f"scalars of the rule {placement.name!r} must return a tuple or a NamedTuple of numbers; "
+        f"scalars of the rule {placement.shown!r} must return a tuple or a NamedTuple of numbers; "
         "with a carry, a pair of such a tuple and the new carry."
     )
 

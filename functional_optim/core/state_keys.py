@@ -44,8 +44,9 @@ class RuleNames(NamedTuple):
     """What of a rule the names in a state depend on, in strings and numbers.
 
     slots, carry: its fields. hyper: names, with the length of a tuple, or -1. after: as in `Runs`.
-    adapts: whether it is of this package and stores second moments. master: whether it stores bits of the parameters. where: its labels, each with the index of the
-    partition or mask and of the label there; None for one that is True.
+    adapts: whether it is of this package and stores second moments. master: whether it stores bits
+    of the parameters. where: its labels, each with the index of the partition or mask and of the
+    label there; None for one that is True.
     """
 
     name: str

@@ -233,7 +233,7 @@ def _looks(placement: Placement, p: Tensor) -> Any:
 
 def _check(placement: Placement, numbers: Numbers, p: Tensor, *, early: bool) -> None:
     """early: the numbers are those for `reduce`."""
-    rule, who = placement.rule, f"the rule {placement.name!r}"
+    rule, who = placement.rule, f"the rule {placement.shown!r}"
     for x in flat_numbers([numbers]) if type(numbers) is Own else numbers:
         if not isinstance(x, (Real, Tensor)):
             raise TypeError(

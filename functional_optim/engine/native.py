@@ -295,7 +295,7 @@ def reason(placements: Sequence[Placement], error: kernels.Unsuitable) -> str:
     """Why rules have no kernel; nothing where only the layout of their tensors is odd."""
     if isinstance(error, OddLayout):
         return ""
-    name = "" if error.rule is None else f"the rule {placements[error.rule].name!r} has "
+    name = "" if error.rule is None else f"the rule {placements[error.rule].shown!r} has "
     return f"{name}{error}, for which there is no kernel"
 
 

@@ -473,3 +473,13 @@ def test_a_slot_with_the_name_of_a_count_is_saved_and_loaded():
             one.step()
     assert torch.equal(p, q)
     assert not torch.equal(p, torch.ones(2))
+
+
+def test_a_rule_without_a_name_is_called_as_its_function():
+    def downhill(u, slots, p):
+        return u
+
+    tx = fo.leafwise(None, downhill)
+    with pytest.raises(TypeError, match="update of the rule 'downhill' returned a tensor"):
+        tx.update(torch.ones(2), tx.init(torch.ones(2)), torch.ones(2))
+    assert repr(tx) == "chain(?)"
