@@ -78,6 +78,8 @@ def scale_by_adam(
     def scalars(t, *, betas, eps):
         b1, b2 = betas
         c1, root, following = 1.0, 1.0, 1.0
+        if type(b1) is type(b2) is float and not (0 <= b1 <= 1 and 0 <= b2 <= 1):
+            check_each_beta(betas)  # of a schedule, or set in a group
         if debias:
             c1, root, following = 1 - b1**t, (1 - b2**t) ** 0.5, 1 - b1 ** (t + 1)
         scale = root / c1

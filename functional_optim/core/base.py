@@ -201,7 +201,7 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 def _updated(p: Tensor, u: Tensor | None) -> Tensor:
     if u is None:
         return p
-    if not (p.is_floating_point() or p.is_complex()) or (u.is_complex() and not p.is_complex()):
+    if isinstance(u, Tensor) and _rank(u) > _rank(p):
         raise TypeError(
             f"a parameter of dtype {p.dtype} cannot take an update of dtype {u.dtype}, which would "
             "be truncated; pass the updates computed for these parameters."
@@ -212,6 +212,11 @@ def _updated(p: Tensor, u: Tensor | None) -> Tensor:
             f"{tuple(p.shape)}; pass the updates computed for these parameters."
         )
     return add(p, u)
+
+
+def _rank(x: Tensor) -> int:
+    """2 for complex numbers, 1 for floating-point ones, 0 for integers and bools."""
+    return 2 if x.is_complex() else int(x.is_floating_point())
 
 
 def add(p: Tensor, u: Tensor) -> Tensor:

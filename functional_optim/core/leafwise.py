@@ -254,12 +254,16 @@ def leafwise(
         named = (*named, *[key for key, _ in known if key not in named])
     given = {key: value for key, value in known if key in named}
     extra = tuple([x for x in named if x not in (hyper or {})])
-    if not extra:
-        readers = [fn for fn in (scalars, before, runs.choose) if fn is not None]
-        _check_read(shown, hyper or {}, named, readers, init)
+    if known and init is None and scalars is None and before is None and runs.choose is None:
+        raise ValueError(
+            f"hyper of the rule {shown!r} lists {', '.join([key for key, _ in known])}, but it has "
+            "no function that takes hyperparameters, so a change would have no effect; write "
+            "scalars(t, *, lr), or leave hyper out."
+        )
     plain = carry is None and reduce is None and runs.choose is None and not extra
     reads = Reads(tuple(given.items()), constants(given), extra, plain)
-    own = not torch.compiler.is_compiling() and are_own((*updates, reduce))
+    functions = (*updates, reduce, runs.absent, *(runs.start or ())[:1])
+    own = not torch.compiler.is_compiling() and are_own(functions)
     rule = Rule(
         updates, init, scalars, reduce, before, carry, known, reads, runs, storage, shown, own
     )
@@ -302,27 +306,6 @@ def _check_functions(
         raise TypeError(
             f"scalars of the rule {name!r} is called with the step, t = 1 at the first, and "
             "hyperparameters by name; write scalars(t, *, lr)."
-        )
-
-
-def _check_read(
-    name: str,
-    hyper: Mapping[str, Any],
-    named: Sequence[str],
-    readers: Sequence[Callable[..., Any]],
-    init: Any,
-) -> None:
-    """Raise ValueError for hyperparameters that nothing reads.
-
-    named: those that `scalars` takes. readers: the functions that may take some. With `scalars`,
-    init may read the others, as Adafactor's does.
-    """
-    taken = {*named, *[x for fn in readers for x in base.extra_names(fn)]}
-    unread = ", ".join([key for key in hyper if key not in taken])
-    if unread and (init is None or not readers):
-        raise ValueError(
-            f"hyper of the rule {name!r} lists {unread}, which none of its functions takes, so a "
-            f"change would have no effect; write scalars(t, *, {unread}), or leave it out of hyper."
         )
 
 

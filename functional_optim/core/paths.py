@@ -66,12 +66,7 @@ class Answers:
 
     def __call__(self, path: str, leaf: Any) -> Any:
         if self.predicate is not None:
-            try:
-                answer = self.predicate(path, leaf)
-            except Exception as error:
-                note = f"functional_optim: {self.what} was called with the path {path!r} and the "
-                error.add_note(f"{note}parameter, in this order.")
-                raise
+            answer = self._asked(self.predicate, path, leaf)
             self._check(answer, f"the leaf {path!r}")
             return answer
         for pattern, answer in self.patterns:
@@ -90,6 +85,16 @@ class Answers:
             f"{self.what} has no answer for the leaf {path!r}; add a pattern that fits it, such as "
             f"'*' at the end for all others (it has: {has}).{hint}"
         )
+
+    def _asked(self, predicate: Predicate, path: str, leaf: Any) -> Any:
+        if torch.compiler.is_compiling():  # which cannot trace a note
+            return predicate(path, leaf)
+        try:
+            return predicate(path, leaf)
+        except Exception as error:
+            note = f"functional_optim: {self.what} was called with the path {path!r} and the "
+            error.add_note(f"{note}parameter, in this order.")
+            raise
 
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:

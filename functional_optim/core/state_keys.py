@@ -182,13 +182,13 @@ def _check_pair(first: RuleNames, second: RuleNames) -> None:
             f"after the update; put {first.name} last in the chain."
         )
     scales = first.after == "lr" and any(name == "lr" for name, _ in second.hyper)
-    if scales and set(second.where) <= set(first.where):
+    if scales and first.around(second):
         raise ValueError(
             f"{second.name} stands after {first.name}, which works on the step that is added to "
             f"the parameters; put {first.name} after {second.name}."
         )
     moves = first.name in PLACING and second.name in SCALINGS
-    if moves and not first.apart_from(second):
+    if moves and first.around(second):
         raise ValueError(
             f"{second.name} stands after {first.name}, and would move the parameters from where "
             f"that puts them; put {first.name} last in the chain."

@@ -134,23 +134,50 @@ READS = ("LOAD_GLOBAL", "LOAD_NAME")
 others, as in `u.round()`."""
 
 
+BUILT_IN = (
+    types.BuiltinFunctionType, types.ClassMethodDescriptorType, types.MethodDescriptorType,
+    types.MethodWrapperType, types.WrapperDescriptorType,
+)  # fmt: skip
+"""The types of functions of C, such as those of torch. Other callables of torch may hold code of
+anybody: a module, a script, an operation that somebody has registered."""
+
+
 def are_own(functions: tuple[Any, ...]) -> bool:
-    """Whether functions, and those that they close over, are of this package or of torch."""
+    """Whether functions, and what they close over, are of this package or of torch.
+
+    Where a function stands decides, not what it says of itself: functools.wraps copies that.
+    """
     waiting: list[Any] = [*functions]
+    met: set[int] = set()
     while waiting:
         fn = waiting.pop()
+        if id(fn) in met:
+            continue
+        met.add(id(fn))
         if isinstance(fn, functools.partial):
-            waiting += [fn.func, *fn.args, *fn.keywords.values()]
+            waiting += [fn.func, fn.args, fn.keywords]
         elif isinstance(fn, (tuple, list)):
             waiting += fn
-        elif isinstance(fn, types.MethodType):
-            waiting.append(fn.__func__)
-        elif callable(fn) and not isinstance(fn, type):
-            home = (fn if isinstance(fn, types.FunctionType) else type(fn)).__module__
-            if (home or "").partition(".")[0] not in OWN:
+        elif isinstance(fn, dict):
+            waiting += fn.values()
+        elif isinstance(fn, (types.MethodType, staticmethod)):
+            waiting += [fn.__func__, getattr(fn, "__self__", None)]
+        elif isinstance(fn, types.FunctionType):
+            if not _is_of(OWN, fn.__globals__.get("__name__")):
                 return False
-            waiting += [_content(cell) for cell in getattr(fn, "__closure__", None) or ()]
+            waiting += map(_content, fn.__closure__ or ())
+        elif isinstance(fn, type):
+            if not (_is_of(OWN, fn.__module__) or _is_record(fn)):
+                return False
+        elif callable(fn) and not isinstance(fn, BUILT_IN):
+            if not _is_of(OWN[:1], type(fn).__module__):
+                return False
+            waiting += getattr(fn, "__dict__", {}).values()
     return True
+
+
+def _is_of(packages: tuple[str, ...], module: Any) -> bool:
+    return str(module).partition(".")[0] in packages
 
 
 class Keep:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -91,7 +90,7 @@ def layerwise_decay(
         {'embed.weight': 0.125, 'blocks.0.weight': 0.25, 'blocks.1.weight': 0.5, 'head.weight': 1.0}
         >>> tx = fo.chain(fo.scale_by_adam(), fo.scale_by_path(factors), fo.scale_by_lr(1e-3))
     """
-    if not isinstance(decay, Real):
+    if isinstance(decay, (Mapping, tuple, list)):
         raise TypeError(
             f"layerwise_decay takes a number as decay, but got a {type(decay).__name__}; call "
             "layerwise_decay(params, decay)."

@@ -124,6 +124,10 @@ CHAINS = {
     "scale_by_adam stands after scale_by_lr, and divides by second": lambda: fo.chain(
         fo.masked(fo.scale_by_lr(0.1), "w"), fo.scale_by_adam()
     ),
+    "scale_by_lr stands after keep_params_nonnegative, which works on the step": lambda: fo.chain(
+        fo.keep_params_nonnegative(),
+        fo.partition({"x": fo.scale_by_lr(0.1), "y": fo.scale_by_lr(0.2)}, {"a": "x", "*": "y"}),
+    ),
     "scale_by_lr stands after lookahead, which works on the step": lambda: fo.chain(
         fo.lookahead(fo.scale_by_adam(), 5), fo.scale_by_lr(0.1)
     ),
@@ -140,6 +144,7 @@ def test_what_may_stand_after_bounds():
     fo.chain(fo.sgd(0.1), fo.keep_params_nonnegative(), watch, fo.params_ema(0.9))
     bounded = fo.partition({"w": fo.keep_params_nonnegative(), "b": fo.scale(2.0)}, lambda k, p: k)
     fo.chain(fo.sgd(0.1), bounded)
+    fo.chain(fo.masked(fo.lookahead(fo.sgd(0.1)), "w"), fo.masked(fo.sgd(0.1, 0.9), "b"))
 
 
 @pytest.mark.parametrize("compile", [True, False])
@@ -483,3 +488,14 @@ def test_a_rule_without_a_name_is_called_as_its_function():
     with pytest.raises(TypeError, match="update of the rule 'downhill' returned a tensor"):
         tx.update(torch.ones(2), tx.init(torch.ones(2)), torch.ones(2))
     assert repr(tx) == "chain(?)"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_beta_that_a_schedule_takes_over_1(compiled):
+    """Its root was complex, of which an eager step took the real part."""
+    tx = fo.adam(0.1, betas=(0.9, lambda n: 0.5 if n < 2 else 1.2))
+    p = {"w": torch.ones(2)}
+    state, step = tx.init(p), fo.compile(tx, donate=False) if compiled else tx.update
+    for _ in range(2):
+        _, state = step(p, state, p)
+    refused(ValueError, "Invalid beta parameter at index 1: 1.2", lambda: step(p, state, p))

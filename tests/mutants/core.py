@@ -22,7 +22,7 @@ a condition is taken for a number of micro-batches
 ? core/test_first_mistakes.py
 = functional_optim/core/leafwise.py
 a rule of somebody else counts as one of this package
-~ own = not torch.compiler.is_compiling() and ⟦are_own((*updates, reduce)) → True⟧
+~ own = not torch.compiler.is_compiling() and ⟦are_own(functions) → True⟧
 ? engine/test_undeclared_rules.py
 = functional_optim/core/lift.py
 in a step like the last one a slot shares the gradient's memory
@@ -130,7 +130,7 @@ both ends of a pattern fit the same letters
 ? core/test_faults.py -k masks_fit
 = functional_optim/core/state_keys.py
 a learning rate may follow a part of what works on the step
-~ if scales and ⟦set(second.where) <= set(first.where → second.where == first.where != (⟧):
+~ if scales and ⟦first.around(second) → second.where == first.where != ()⟧:
 ? transforms/test_link_formulas.py
 a learning rate of some leaves may follow one of all
 ~ return ⟦mine <= theirs or  → ⟧theirs <= mine
