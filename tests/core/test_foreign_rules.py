@@ -72,11 +72,9 @@ def test_a_rule_of_others_may_not_write(kind):
         tx.update(w, tx.init(w), w)
 
 
-@pytest.mark.parametrize("kind", UPDATES)
+@pytest.mark.parametrize("kind", [x for x in UPDATES if x not in ("partial", "no_grad")])
 def test_what_a_rule_of_others_returns_is_checked(kind, monkeypatch):
     monkeypatch.setitem(globals(), "writes", lambda u, slots, p: [u, slots])
-    if kind in ("partial", "no_grad"):
-        return  # they hold the first one
     tx, w = fo.leafwise(init, UPDATES[kind], name="mine"), torch.ones(2)
     with pytest.raises(TypeError, match="return a pair"):
         tx.update(w, tx.init(w), w)

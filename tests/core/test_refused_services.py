@@ -1,4 +1,4 @@
-"""Calls of trees, schedules, estimators, searches and replicas that cannot be meant: each ends at once.
+"""Calls of trees, schedules, estimators, searches and replicas that cannot be meant: each ends.
 
 One row is a call, and what its error says, as in test_refused_calls.
 """
