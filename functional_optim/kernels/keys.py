@@ -145,7 +145,7 @@ anybody: a module, a script, an operation that somebody has registered."""
 def are_own(functions: tuple[Any, ...]) -> bool:
     """Whether functions, and what they close over, are of this package or of torch.
 
-    Where a function stands decides, not what it says of itself: functools.wraps copies that.
+    By the globals of a function, not by its `__module__`, which functools.wraps copies.
     """
     waiting: list[Any] = [*functions]
     met: set[int] = set()
