@@ -60,9 +60,10 @@ def float64(x: Any) -> Any:
     """x as a Python float or, if it is a tensor, as a 0-dim float64 tensor."""
     if isinstance(x, Tensor):
         return x.to(torch.float64).reshape(())
-    kind = getattr(getattr(x, "dtype", None), "kind", "f")  # of numpy
-    if isinstance(x, (str, bytes, bytearray, complex)) or kind in "cSU":  # which float() may read
-        raise TypeError(f"expected a real number, but got {x!r}.")
+    if not isinstance(x, (float, int)):
+        kind = getattr(getattr(x, "dtype", None), "kind", "f")  # of numpy
+        if isinstance(x, (str, bytes, bytearray, complex)) or kind in "cSU":  # that float() reads
+            raise TypeError(f"expected a real number, but got {x!r}.")
     return float(x)
 
 

@@ -488,14 +488,3 @@ def test_a_rule_without_a_name_is_called_as_its_function():
     with pytest.raises(TypeError, match="update of the rule 'downhill' returned a tensor"):
         tx.update(torch.ones(2), tx.init(torch.ones(2)), torch.ones(2))
     assert repr(tx) == "chain(?)"
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_beta_that_a_schedule_takes_over_1(compiled):
-    """Its root was complex, of which an eager step took the real part."""
-    tx = fo.adam(0.1, betas=(0.9, lambda n: 0.5 if n < 2 else 1.2))
-    p = {"w": torch.ones(2)}
-    state, step = tx.init(p), fo.compile(tx, donate=False) if compiled else tx.update
-    for _ in range(2):
-        _, state = step(p, state, p)
-    refused(ValueError, "Invalid beta parameter at index 1: 1.2", lambda: step(p, state, p))

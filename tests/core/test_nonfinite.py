@@ -135,3 +135,15 @@ def test_a_number_beyond_float32_is_kept_as_infinite():
 def test_a_schedule_that_runs_into_a_zero_division_is_taken_alike(recipe):
     """It ends at 0, where the number it reaches is infinite or NaN."""
     check(recipe(fo.schedules.linear(1.0, 0.0, 2)), combined.named_params(), 1.0)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_beta_that_a_schedule_takes_over_1(compiled):
+    """Its root was complex, of which an eager step took the real part."""
+    tx = fo.adam(0.1, betas=(0.9, lambda n: 0.5 if n < 2 else 1.2))
+    p = {"w": torch.ones(2)}
+    state, step = tx.init(p), fo.compile(tx, donate=False) if compiled else tx.update
+    for _ in range(2):
+        _, state = step(p, state, p)
+    with pytest.raises(ValueError, match=r"Invalid beta parameter at index 1: 1\.2"):
+        step(p, state, p)
