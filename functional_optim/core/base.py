@@ -183,8 +183,8 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 
     Raises:
         ValueError: if the two structures differ.
-        TypeError: for a transformation as one of them, and for parameters of integers, or complex
-            updates of real ones.
+        TypeError: for a transformation as one of them, and for an update that the dtype of its
+            parameter would truncate: a complex one of a real parameter, or one of an integer.
 
     Example::
 

@@ -192,8 +192,8 @@ def leafwise(
         ValueError: at once, if a rule that takes batches has codecs or reads new parameters, one
             that has `absent` is not shared or carries nothing, there are variants without `choose`
             or the reverse, `turns` without a `choose` that takes a turn or the reverse, a codec
-            for an unknown slot, or one that would be nonnegative or weights, or a hyperparameter
-            that no function takes.
+            for an unknown slot, or one that would be nonnegative or weights, or
+            hyperparameters without a function that takes some.
 
     Example::
 

@@ -118,8 +118,8 @@ class Rule(NamedTuple):
     name: str = ""
     """Its name in errors."""
     own: bool = True
-    """Whether its functions are of this package or of torch: the tests check what these return,
-    and they read nothing that changes."""
+    """Whether its functions are those of this package or of torch: they read nothing that changes,
+    and tests check what they return."""
 
     @property
     def keys(self) -> tuple[str, ...]:
