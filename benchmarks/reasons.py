@@ -41,7 +41,9 @@ REASONS = {
         "About 88 vector instructions for a vector of elements, stochastic rounding included: they "
         "take the time, not memory, above all with vectors of eight numbers."
     ),
-    "peer-pytorch_optimizer-muon-squares": "Three quarters of it are the products of Newton–Schulz, at the rate of large ones.",
+    "peer-pytorch_optimizer-muon-squares": (
+        "Three quarters of it are the products of Newton–Schulz, at the rate of large ones."
+    ),
     "eager-gpt": "Thirteen calls of torch for each piece; torch's loop has eight, in place.",
     "compile-depth": "A plan of four times as many tensors, in Python.",
     "compile-": "It builds two or three kernels, AdamW one.",
