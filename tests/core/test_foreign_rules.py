@@ -107,3 +107,14 @@ def test_functions_of_the_package_and_of_torch_are_its_own():
     assert are_own((torch.sin, torch.nn.functional.relu, Tensor.add, fo.leafwise, None))
     assert not are_own((itself,))
     assert not are_own((torch.jit.script(nn.ReLU()), torch.sin))
+
+
+def test_scalars_may_close_over_a_hyperparameter():
+    def recipe(lr: Any) -> Any:
+        def scalars(t: Any) -> Any:
+            return (fo.numeric.at(lr, t),)
+
+        return fo.leafwise(None, lambda u, s, p, x: (-x * u, s), scalars, hyper={"lr": lr})
+
+    w = torch.ones(2)
+    assert torch.equal(recipe(0.5).update(w, recipe(0.5).init(w), w)[0], -0.5 * w)

@@ -14,7 +14,7 @@ from links import LINKS
 from sampling import some
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
+from functional_optim.adapters import AdamW, Optimizer
 
 MEASURING = [
     case for case in LINKS if any(x.rule.reduce for x in getattr(case.make(), "placements", ()))
@@ -147,3 +147,17 @@ def test_a_beta_that_a_schedule_takes_over_1(compiled):
         _, state = step(p, state, p)
     with pytest.raises(ValueError, match=r"Invalid beta parameter at index 1: 1\.2"):
         step(p, state, p)
+
+
+def test_a_beta_out_of_range_in_a_group_changes_no_other_group():
+    """The first group had stepped when the second one failed."""
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    opt = AdamW([{"params": [p]} for p in params], lr=0.1)
+    for p in params:
+        p.grad = torch.ones(4)
+    opt.step()
+    before = [p.clone() for p in params]
+    opt.param_groups[1]["betas"] = (0.9, 1.2)
+    with pytest.raises(ValueError, match=r"Invalid beta parameter at index 1: 1\.2"):
+        opt.step()
+    assert all(map(torch.equal, params, before))

@@ -8,9 +8,12 @@ import inspect
 import math
 import re
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from helpers import assert_close, clone
@@ -222,3 +225,18 @@ def test_a_comparison_among_the_numbers_of_a_rule_is_traced(fresh_dynamo):
     p, g = torch.zeros(2), torch.tensor([1.0, -1.0])
     run = torch.compile(lambda g: tx.update(g, tx.init(p), p)[0], backend="eager", fullgraph=True)
     assert run(g).tolist() == tx.update(g, tx.init(p), p)[0].tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("x", [np.complex128(0.1 + 2j), np.complex64(0.1), np.array("0.1"), "0.1"])
+def test_what_float_would_truncate_or_read_is_no_hyperparameter(x):
+    with pytest.raises(numeric.NotANumber):
+        numeric.at(lambda t: x, 1.0)
+
+
+@pytest.mark.parametrize("x", [np.float32(0.5), np.array(0.5), Fraction(1, 2), Decimal("0.5")])
+def test_numbers_of_other_kinds_are_hyperparameters(x):
+    assert numeric.at(lambda t: x, 1.0) == 0.5
+
+
+def test_integers_change_by_integers():
+    assert fo.apply_updates(torch.tensor([3]), torch.tensor([1])).item() == 4
