@@ -42,7 +42,8 @@ REASONS = {
         "take the time, not memory, above all with vectors of eight numbers."
     ),
     "peer-pytorch_optimizer-muon-squares": (
-        "Three quarters of it are the products of Newton–Schulz, at the rate of large ones."
+        "The products of Newton–Schulz take three quarters of the step, at the rate of large "
+        "matrix products."
     ),
     "eager-gpt": "Thirteen calls of torch for each piece; torch's loop has eight, in place.",
     "compile-depth": "A plan of four times as many tensors, in Python.",

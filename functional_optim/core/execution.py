@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.numbers import Numbers, Own, as_args, in_turn, parts_of, plain
 from functional_optim.core.ownership import Partition, run_owned, slot_parts_of
-from functional_optim.core.returned import check_returned, checked_sums, watched
+from functional_optim.core.returned import check_results, checked_sums, watched
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
 from functional_optim.core.storage import (
     Slots,
@@ -178,7 +178,7 @@ def _run_update(
     else:
         found = seen_update(view, rule.init, update, u, slots, p, arguments, rule.name)
     if not rule.own:
-        check_returned(rule, found, slots, p)
+        check_results(rule, found, slots, p)
     u, record = found
     if u.shape != shape:
         raise ValueError(

@@ -260,7 +260,7 @@ def lift(
             u, new = found[k]
             own = row.kind.put(slots, new)
             if seen:
-                own = kept_apart(own, g, p)
+                own = _kept_apart(own, g, p)
             elif not torch.compiler.is_compiling():
                 own = memory.separate(own, g, p)
             return (u, *own)
@@ -282,7 +282,7 @@ def lift(
     return init, update
 
 
-def kept_apart(results: Sequence[Any], *given: Tensor | None) -> list[Any]:
+def _kept_apart(results: Sequence[Any], *given: Tensor | None) -> list[Any]:
     """Results, plain tensors, with copies of those in the memory of a given tensor."""
     places = [x.untyped_storage().data_ptr() for x in given if x is not None]
     return [

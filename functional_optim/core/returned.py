@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from functional_optim.core.execution import Leaf
 
 
-def check_returned(rule: Rule, found: Any, slots: Sequence[Any], p: Tensor) -> None:
+def check_results(rule: Rule, found: Any, slots: Sequence[Any], p: Tensor) -> None:
     """Raise TypeError unless an update has returned a tensor like p, and slots like these."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
         raise _no_pair(rule, found)

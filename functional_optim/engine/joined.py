@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core import base
+from functional_optim.core import base, memory
 from functional_optim.core.execution import Leaf, measure, run_stored
-from functional_optim.core.lift import kept_apart
 from functional_optim.core.memory import laid_out_like
 from functional_optim.core.numbers import Numbers, form_of
 from functional_optim.core.recording import Body, with_missing
@@ -27,7 +26,7 @@ from functional_optim.engine.native import in_memory, kind_of
 
 PIECE = 1 << 18
 """Elements that are stepped at once. Smaller pieces need more calls: 2^17 takes 1.1 of the time,
-2^16 1.3. The temporaries of larger ones leave the third-level cache."""
+2^16 1.4. The temporaries of larger ones leave the third-level cache."""
 
 FREED = 1 << 22
 """Elements of a tensor whose release makes glibc keep freed memory of up to its size. Otherwise it
@@ -74,7 +73,7 @@ class JoinedExecutor(Executor):
         rows = [[p, *present(mine)] for p, mine in pairs]
         columns = [[_flattened(x) for x in column] for column in zip(*rows, strict=True)]
         self.pieces = [Piece(parts, columns) for parts in _cut([p.numel() for p in self.params])]
-        torch.empty(FREED, device="cpu")
+        torch.empty(FREED, device="cpu")  # and released at once
 
     @classmethod
     def accepts(
@@ -126,7 +125,7 @@ class JoinedExecutor(Executor):
         """The update and new slots, from the gradient, the parameter and its slots."""
         g, p, *slots = given
         u, new = run_stored(placements, Leaf(g, p, with_missing(slots, self.missing), numbers))
-        first, *rest = kept_apart([u, *present(new)], *given[1:])
+        first, *rest = memory.apart([u, *present(new)], given[1:])
         return first, rest
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Tensor]]:

@@ -67,7 +67,7 @@ def _key(fn: Any, above: tuple[int, ...], met: dict[int, int]) -> Any:
 def _is_value(x: Any) -> bool:
     """Whether objects that are equal to this one hold the same numbers. Those of other packages may
     compare a part of what they hold."""
-    if type(x).__eq__ is not object.__eq__ and type(x).__module__.partition(".")[0] not in OWN:
+    if type(x).__eq__ is not object.__eq__ and not _is_of(OWN, type(x).__module__):
         return False
     try:
         hash(x)
@@ -104,8 +104,7 @@ def _is_fixed(x: Any) -> bool:
     change."""
     if isinstance(x, (type, types.ModuleType)):
         return True
-    home = getattr(x, "__module__", None) or ""
-    return home.partition(".")[0] in OWN
+    return _is_of(OWN, getattr(x, "__module__", None))
 
 
 OWN = ("functional_optim", "torch", "math", "builtins")
@@ -145,7 +144,7 @@ anybody: a module, a script, an operation that somebody has registered."""
 def are_own(functions: tuple[Any, ...]) -> bool:
     """Whether functions, and what they close over, are of this package or of torch.
 
-    By the globals of a function, not by its `__module__`, which functools.wraps copies.
+    A function belongs where its globals do: functools.wraps copies the `__module__` of another.
     """
     waiting: list[Any] = [*functions]
     met: set[int] = set()
@@ -177,6 +176,7 @@ def are_own(functions: tuple[Any, ...]) -> bool:
 
 
 def _is_of(packages: tuple[str, ...], module: Any) -> bool:
+    """Whether the name of a module, or None, is one in these packages."""
     return str(module).partition(".")[0] in packages
 
 

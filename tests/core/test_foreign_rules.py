@@ -90,10 +90,8 @@ MEASURES = {
 
 @pytest.mark.parametrize("kind", MEASURES)
 def test_a_measure_of_others_may_not_write(kind):
-    tx, w = (
-        fo.chain(fo.monitor({"x": MEASURES[kind]}, per_tensor=True), fo.scale(-1)),
-        torch.ones(2),
-    )
+    tx = fo.chain(fo.monitor({"x": MEASURES[kind]}, per_tensor=True), fo.scale(-1))
+    w = torch.ones(2)
     with pytest.raises(RuleError, match="writes in place"):
         tx.update(w, tx.init(w), w)
 
