@@ -17,6 +17,10 @@ AGAIN = (
     "While the processes add sums, the shards leave the cache: each pass reads them from memory. "
     "The rest is waiting for these sums."
 )
+PRODUCTS = (
+    "The products of Newton–Schulz take three quarters of the step, at the rate of large matrix "
+    "products; on a processor with matrix units they are ATen's in bfloat16, as theirs are."
+)
 CALLS = "Each operation of each iteration is a call of torch; with compile=True it meets the bar."
 
 REASONS = {
@@ -41,10 +45,8 @@ REASONS = {
         "About 88 vector instructions for a vector of elements, stochastic rounding included: they "
         "take the time, not memory, above all with vectors of eight numbers."
     ),
-    "peer-pytorch_optimizer-muon-squares": (
-        "The products of Newton–Schulz take three quarters of the step, at the rate of large "
-        "matrix products."
-    ),
+    "muon-squares": PRODUCTS,
+    **{f"peer-pytorch_optimizer-{name}-squares": PRODUCTS for name in ("muon", "normuon", "scion")},
     "eager-gpt": "Thirteen calls of torch for each piece; torch's loop has eight, in place.",
     "compile-depth": "A plan of four times as many tensors, in Python.",
     "compile-": "It builds two or three kernels, AdamW one.",
