@@ -7,6 +7,7 @@ of a box is legible on white and on black.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,9 @@ QUESTIONS = (
     ("A proven SGD recipe?", "fo.sgd", "convolutional networks; least state"),
 )
 """What to ask in this order; what to take if the answer is yes, and a word about it."""
+
+FINE = 86
+"""Letters of fine print in a line."""
 
 OTHERWISE = ("fo.adamw", "with warm-up, decay, and clipping at 1")
 RULE = """def update(g, slots, p, a1, a2):
@@ -63,6 +67,9 @@ def canvas(path: Path, height: float, *says: str) -> Iterator[Any]:
     """Axes in inches, from the upper left corner down; what is drawn there is written.
 
     says: the picture in words, which the file keeps.
+
+    Raises:
+        ValueError: if a text ends outside of the picture.
     """
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
         figure = Figure(figsize=(WIDTH, height))
@@ -70,6 +77,10 @@ def canvas(path: Path, height: float, *says: str) -> Iterator[Any]:
         axes.set(xlim=(0, WIDTH), ylim=(-height, 0))
         axes.set_axis_off()
         yield axes
+        for text in axes.texts:
+            at = text.get_window_extent()
+            if not (figure.bbox.contains(at.x0, at.y0) and figure.bbox.contains(at.x1, at.y1)):
+                raise ValueError(f"{path.name} has no room for the text {text.get_text()!r}.")
         told = {"Date": None, "Description": "\n".join(says)}
         figure.savefig(path, transparent=True, metadata=told)
 
@@ -138,7 +149,8 @@ def plot_speed(path: Path) -> None:
     rows, step, below = measured(), 0.66, (setup_of_cpu(), setup_of_gpu())
     says = [f"{x.what} ({x.where}): {x.ours} / {x.theirs}" for x in rows]
     title = "Time of a step, ours / theirs"
-    with canvas(path, step * len(rows) + 0.75, title, *says, *below) as axes:
+    lines = [line for text in below for line in textwrap.wrap(text, FINE)]
+    with canvas(path, step * len(rows) + 0.45 + 0.15 * len(lines), title, *says, *below) as axes:
         axes.text(0.05, -0.12, title, va="center", color=OUTSIDE)
         for i, row in enumerate(rows):
             y, whole = -0.36 - step * i, WIDTH - 0.65
@@ -151,10 +163,9 @@ def plot_speed(path: Path) -> None:
             at = {"va": "center", "color": OUTSIDE}
             axes.text(WIDTH - 0.55, y - 0.205, f"{row.ratio:.2f}", fontsize=10, **at)
             axes.text(0.05, y - 0.39, f"{row.ours} / {row.theirs}", fontsize=8, **at)
-        y = -0.36 - step * len(rows) - 0.12
-        axes.text(
-            0.05, y, "\n".join(below), fontsize=7, va="center", color=OUTSIDE, linespacing=1.4
-        )
+        y = -0.33 - step * len(rows)
+        at = {"va": "top", "color": OUTSIDE, "linespacing": 1.4}
+        axes.text(0.05, y, "\n".join(lines), fontsize=7, **at)
 
 
 if __name__ == "__main__":

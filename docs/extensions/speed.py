@@ -110,7 +110,8 @@ def setup_of_cpu() -> str:
     said = dict(re.findall(r"^\* (\w+): (.*)$", RESULTS.read_text(), re.MULTILINE))
     versions = dict(re.findall(r"(\w+) ([\d.]+(?:\+\w+)?)", said["Versions"]))
     own, torch = versions["functional_optim"], versions["torch"]
-    return f"CPU: {said['Processor']}; torch {torch}, functional_optim {own}, {said['Date']}"
+    processor = said["Processor"].replace("(R)", "")
+    return f"CPU: {processor}; torch {torch}, functional_optim {own}, {said['Date']}"
 
 
 def setup_of_gpu() -> str:
