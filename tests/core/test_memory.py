@@ -202,3 +202,35 @@ def test_a_state_has_no_memory_of_gradients_or_parameters(tx, dtype):
         g = {"w": torch.ones(4, dtype=dtype)}
         _, state = tx.update(g, state, p)
         assert not places(fo.tree.leaves(state)) & places([g["w"], p["w"]])
+
+
+class Shared(NamedTuple):
+    scale: torch.Tensor
+
+
+def of_batches():
+    """A rule whose slot is one matrix for all of a batch."""
+
+    def init(p):
+        return Shared(torch.zeros(p.shape[-1], p.shape[-1]))
+
+    def update(u, slots, p):
+        return u, Shared(torch.eye(u.shape[-1]).expand_as(slots.scale))
+
+    return fo.leafwise(init, update, runs=fo.Runs(batched=True), name="of_batches")
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 3, 2)], ids=["matrices", "stack"])
+@pytest.mark.parametrize(
+    "make", [of_batches, lambda: fo.scale_by_apollo(1, 2)], ids=["custom", "apollo"]
+)
+def test_slots_of_a_batch_have_memory_of_their_own(make, shape):
+    """Also those that are equal, and in a repeated step: a step in place writes to each."""
+    tx = fo.as_matrix(make(), stack=True) if len(shape) > 2 and make is not of_batches else make()
+    p = {"a": torch.ones(shape), "b": torch.ones(shape)}
+    state = tx.init(p)
+    for k in range(3):
+        _, state = tx.update(fo.tree.map(torch.randn_like, p), state, p)
+        slots = fo.tree.leaves(state.slots)
+        memory.check_apart(slots, names)
+        assert k < 2 or fo.compile(tx)(fo.tree.map(torch.randn_like, p), state, p)
