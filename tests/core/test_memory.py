@@ -234,3 +234,23 @@ def test_slots_of_a_batch_have_memory_of_their_own(make, shape):
         slots = fo.tree.leaves(state.slots)
         memory.check_apart(slots, names)
         assert k < 2 or fo.compile(tx)(fo.tree.map(torch.randn_like, p), state, p)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda x: fo.schedule_free(fo.sgd(0.1), momentum=x),
+        lambda x: fo.gpa(fo.sgd(0.1), x),
+        lambda x: fo.asgd(x, t0=1),
+    ],
+    ids=["schedule_free", "gpa", "asgd"],
+)
+def test_a_state_has_no_memory_of_a_hyperparameter(recipe, monkeypatch):
+    """A rate that is filled later would change what the last step has carried."""
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+    x, w = torch.tensor(0.8, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    tx = recipe(x)
+    state = tx.init(w)
+    for _ in range(3):
+        assert not places(fo.tree.leaves(state)) & places([x])
+        _, state = tx.update(torch.ones_like(w), state, w)
