@@ -254,3 +254,25 @@ def test_a_state_has_no_memory_of_a_hyperparameter(recipe, monkeypatch):
     for _ in range(3):
         assert not places(fo.tree.leaves(state)) & places([x])
         _, state = tx.update(torch.ones_like(w), state, w)
+
+
+class LastRate(NamedTuple):
+    last: torch.Tensor
+
+
+def test_a_slot_that_keeps_a_scalar_has_no_memory_of_its_hyperparameter():
+    lr, w = torch.tensor(0.5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+
+    def update(u, slots, p, lr):
+        return -slots.last * u, LastRate(lr)
+
+    tx = fo.leafwise(
+        lambda p: LastRate(torch.zeros((), dtype=p.dtype)),
+        update,
+        lambda t, *, lr: (lr,),
+        hyper={"lr": lr},
+        name="last_rate",
+    )
+    _, state = tx.update(torch.ones_like(w), tx.init(w), w)
+    lr.fill_(0.1)
+    assert tx.update(torch.ones_like(w), state, w)[0].tolist() == [-0.5, -0.5]
