@@ -346,7 +346,7 @@ def stored(x: Any, device: torch.device | None = None, *, dtype: torch.dtype | N
     """x as a 0-dim tensor in the dtype of states, or in `dtype`; an int in float64."""
     dtype = carry_dtype(x) if dtype is None else dtype
     if isinstance(x, Tensor):
-        return x.to(device=device, dtype=dtype).reshape(())
+        return x.to(device=device, dtype=dtype, copy=True).reshape(())  # x may be written to
     try:
         return torch.full((), x, dtype=dtype, device=device or "cpu")
     except RuntimeError:  # torch refuses a Python number that is too large for float32

@@ -132,7 +132,7 @@ def scale_by_apollo(
         *_, draw = numbers
         rows, columns = x.projector.shape[-2:]
         P = projection(seed, draw, rows, columns, x.projector)
-        return step(G, P.expand_as(x.projector), x, *numbers)
+        return step(G, P.expand_as(x.projector).clone(), x, *numbers)
 
     runs = Runs(choose=due, start=(renew, ["projector"]))
     return matrix_rule("scale_by_apollo", init, [plain, renew], scalars, hyper, SQUARES, runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,13 @@ from functional_optim.core import base
 from functional_optim.core.chain import Wrapped, check_moved
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import given
 from functional_optim.core.sparse import needs_all_rows
 from functional_optim.core.storage import as_real, as_update, compute_dtype
+
+KEEPING = ("apply_delta", "scale_by_adafactor", "scale_by_laprop", "scale_by_rprop")
+"""Rules with a learning rate that multiply by it without a minus sign."""
 
 
 @factory
@@ -37,9 +42,9 @@ def cautious(
     State: that of tx.
 
     Raises:
-        ValueError: if eps is a number outside (0, 1], or tx has a learning rate, is a method that
-            returns complete steps, such as `lbfgs`, or has `master_weights` next to a
-            transformation of trees.
+        ValueError: if eps is a number outside (0, 1], or tx has a learning rate, or multiplies by a
+            negative number by `scale`, is a method that returns complete steps, such as `lbfgs`, or
+            has `master_weights` next to a transformation of trees.
         TypeError: if tx is not a transformation.
 
     Paper: Liang, Chen, Liu, Liu, "Cautious Optimizers: Improving Training with One Line of Code",
@@ -56,10 +61,16 @@ def cautious(
     """
     numeric.check_range("cautious", "in (0, 1]", eps=eps)
     base.check_transformation("cautious", tx, "cautious(scale_by_adam())")
-    if any(name == "lr" for (rule, *_) in tx.placements for name, _ in rule.hyper):
+    rules = [x.rule for x in tx.placements if x.rule.name not in KEEPING]
+    if any(name == "lr" for rule in rules for name, _ in rule.hyper):
         raise ValueError(
             "cautious compares signs, which a learning rate reverses; put it around the "
             "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
+        )
+    if _reverses(tx.placements):
+        raise ValueError(
+            "cautious compares signs, which scale reverses by a negative number; put it around the "
+            "transforms before it, e.g. chain(cautious(scale_by_adam()), scale(-1e-3))."
         )
     if not tx.reads_gradients or "value_and_grad" in tx.required:
         raise ValueError(
@@ -71,6 +82,17 @@ def cautious(
     hyper = {"eps": eps}
     (last,) = leafwise(None, agreeing, given, hyper=hyper, name="cautious").placements
     return Leafwise((*tx.placements, last._replace(lookback=len(tx.placements))))
+
+
+def _reverses(placements: Sequence[Placement]) -> bool:
+    """Whether the rules of some leaves multiply by an odd number of negative numbers."""
+    found = [
+        x.where
+        for x in placements
+        for _, factor in x.rule.hyper
+        if x.rule.name == "scale" and type(factor) in (int, float) and factor < 0
+    ]
+    return any(sum(where in ((), own) for where in found) % 2 for own in found)
 
 
 def agreeing(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor, Any]:

@@ -131,7 +131,7 @@ def _by_condition(
     check_step_function(name, "condition", should)
 
     def scalars(t, carry):
-        opened = _answer("should_transform", should, t)
+        opened = numeric.float64(_answer("should_transform", should, t) > 0)
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     update = _emptied if empties else unchanged

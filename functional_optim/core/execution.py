@@ -350,10 +350,15 @@ def run_batched(
             u, new = run_batch(
                 rule, torch.stack([us[i] for i in some]), stored, first.p, first.own(k)
             )
-            apart = [[None] * len(some) if x is None else x.unbind() for x in new]
+            apart = [[None] * len(some) if x is None else _each(x) for x in new]
             for i, own, *slots in zip(some, u.unbind(), *apart, strict=True):
                 results[i] = (own, tuple(slots))
     return results
+
+
+def _each(x: Tensor) -> Sequence[Tensor]:
+    """The slots of a batch; copies, if its tensors have one memory: later steps write to them."""
+    return x.unbind() if x.stride(0) else x.clone().unbind()
 
 
 def _run_unpacked(

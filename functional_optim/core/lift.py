@@ -347,14 +347,20 @@ def known_number(x: Tensor) -> Any:
 def stored_carry(
     placements: Sequence[Placement], layout: Layout, old: dict[str, Tensor], new: Iterable[Numbers]
 ) -> dict[str, Tensor]:
-    """New carried scalars under their keys, in the dtype of the old ones; counts in float64."""
+    """New carried scalars under their keys, in the dtype of the old ones; counts in float64.
+
+    Copies: one may be the tensor of a hyperparameter, which the user may fill later.
+    """
     counts = count_keys(placements, layout)
+
+    def stored(key: str, value: Any) -> Tensor:
+        dtype, device = torch.float64 if key in counts else old[key].dtype, old[key].device
+        if isinstance(value, Tensor):
+            return value.to(device, dtype, copy=True)
+        return torch.as_tensor(value, dtype=dtype, device=device)
+
     return {
-        key: torch.as_tensor(
-            value,
-            dtype=torch.float64 if key in counts else old[key].dtype,
-            device=old[key].device,
-        )
+        key: stored(key, value)
         for keys, values in zip(layout.carry, new, strict=True)
         for key, value in zip(keys, values, strict=True)
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import sharding
-from functional_optim.core.numbers import plain
+from functional_optim.core.numbers import StepNumber, plain
 from functional_optim.core.views import MatrixView, seen_init
 
 if TYPE_CHECKING:
@@ -328,7 +328,8 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
         ValueError: if the shape of a slot changed, e.g. by broadcasting the state of a smaller
             parameter.
     """
-    slots = [x if type(x) is Tensor else plain(x) for x in slots]
+    # a scalar may be the tensor of a hyperparameter, which the user may fill later
+    slots = [plain(x).clone() if isinstance(x, StepNumber) else x for x in slots]
     storage = rule.storage
     if storage.codecs:
         known = stored_slots(rule, stored)

@@ -110,6 +110,31 @@ def test_cautious_refuses_whatever_reverses_signs_inside():
             fo.cautious(tx)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda n: fo.scale(-n), lambda n: fo.chain(fo.sign(), fo.scale(-n))]
+)
+def test_cautious_refuses_a_negative_factor_inside(make):
+    with pytest.raises(ValueError, match="scale reverses by a negative number; put it around"):
+        fo.cautious(fo.chain(fo.scale_by_adam(), make(1e-3)))
+    with pytest.raises(ValueError, match="scale reverses by a negative number"):
+        fo.cautious(fo.partition({"a": make(0.1), "b": fo.trace(0.9)}, {"w": "a", "*": "b"}))
+    with pytest.raises(ValueError, match="scale reverses by a negative number"):
+        fo.cautious(fo.adafactor())
+    fo.cautious(fo.chain(make(1.0), fo.scale_by_adam(), fo.scale(-1)))
+
+
+@pytest.mark.parametrize("rule", [fo.scale_by_adafactor, fo.scale_by_laprop, fo.scale_by_rprop])
+def test_cautious_takes_rules_that_keep_signs_with_a_rate(rule):
+    w, a, b = torch.ones(2), torch.tensor([3.0, 1.0]), torch.tensor([3.0, -0.1])
+    for tx in (rule(0.1), fo.cautious(rule(0.1))):
+        _, state = tx.update(a, tx.init(w), w)
+        u, _ = tx.update(b, state, w)
+        if tx.placements[-1].name != "cautious":
+            plain = u
+    mask = (plain * b > 0).float()
+    assert_close(u, plain * mask / mask.mean(), 1e-6)
+
+
 LM = fo.levenberg_marquardt()
 CHECKING = [lambda: fo.apply_if_finite(LM, 2), lambda: fo.dynamic_loss_scale(fo.flatten(LM))]
 CHECKING += [lambda: fo.skip_large_updates(fo.chain(LM, fo.trace(0.9)), 1.0)]
@@ -130,6 +155,17 @@ def test_a_method_for_residuals_may_wait_behind_a_gate(around, given):
     second, _ = tx.update(given, state, MATRICES, residual_fn=residuals)
     alone, _ = LM.update(given, LM.init(MATRICES), MATRICES, residual_fn=residuals)
     assert_same(second, alone)
+
+
+@pytest.mark.parametrize("around", [fo.conditionally_mask, fo.conditionally_transform])
+def test_a_condition_that_is_a_number_counts_one_step(around):
+    """Of `step % 3` is 2 as open as 1."""
+    params, grads = make_params(), make_grads(make_params(), 7)
+    found, state = run(around(fo.adam(0.1), lambda step: step % 3), params, grads)
+    wanted, counted = run(around(fo.adam(0.1), lambda step: step % 3 > 0), params, grads)
+    assert_same(found, wanted)
+    assert (fo.get(state, "open_steps"), fo.get(state, "gate")) == (4, 0)
+    assert fo.get(counted, "open_steps") == 4
 
 
 def test_a_masked_method_for_residuals_needs_no_gradients():

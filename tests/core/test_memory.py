@@ -202,3 +202,77 @@ def test_a_state_has_no_memory_of_gradients_or_parameters(tx, dtype):
         g = {"w": torch.ones(4, dtype=dtype)}
         _, state = tx.update(g, state, p)
         assert not places(fo.tree.leaves(state)) & places([g["w"], p["w"]])
+
+
+class Shared(NamedTuple):
+    scale: torch.Tensor
+
+
+def of_batches():
+    """A rule whose slot is one matrix for all of a batch."""
+
+    def init(p):
+        return Shared(torch.zeros(p.shape[-1], p.shape[-1]))
+
+    def update(u, slots, p):
+        return u, Shared(torch.eye(u.shape[-1]).expand_as(slots.scale))
+
+    return fo.leafwise(init, update, runs=fo.Runs(batched=True), name="of_batches")
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 3, 2)], ids=["matrices", "stack"])
+@pytest.mark.parametrize(
+    "make", [of_batches, lambda: fo.scale_by_apollo(1, 2)], ids=["custom", "apollo"]
+)
+def test_slots_of_a_batch_have_memory_of_their_own(make, shape):
+    """Also those that are equal, and in a repeated step: a step in place writes to each."""
+    tx = fo.as_matrix(make(), stack=True) if len(shape) > 2 and make is not of_batches else make()
+    p = {"a": torch.ones(shape), "b": torch.ones(shape)}
+    state = tx.init(p)
+    for k in range(3):
+        _, state = tx.update(fo.tree.map(torch.randn_like, p), state, p)
+        slots = fo.tree.leaves(state.slots)
+        memory.check_apart(slots, names)
+        assert k < 2 or fo.compile(tx)(fo.tree.map(torch.randn_like, p), state, p)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda x: fo.schedule_free(fo.sgd(0.1), momentum=x),
+        lambda x: fo.gpa(fo.sgd(0.1), x),
+        lambda x: fo.asgd(x, t0=1),
+    ],
+    ids=["schedule_free", "gpa", "asgd"],
+)
+def test_a_state_has_no_memory_of_a_hyperparameter(recipe, monkeypatch):
+    """A rate that is filled later would change what the last step has carried."""
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+    x, w = torch.tensor(0.8, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    tx = recipe(x)
+    state = tx.init(w)
+    for _ in range(3):
+        assert not places(fo.tree.leaves(state)) & places([x])
+        _, state = tx.update(torch.ones_like(w), state, w)
+
+
+class LastRate(NamedTuple):
+    last: torch.Tensor
+
+
+def test_a_slot_that_keeps_a_scalar_has_no_memory_of_its_hyperparameter():
+    lr, w = torch.tensor(0.5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+
+    def update(u, slots, p, lr):
+        return -slots.last * u, LastRate(lr)
+
+    tx = fo.leafwise(
+        lambda p: LastRate(torch.zeros((), dtype=p.dtype)),
+        update,
+        lambda t, *, lr: (lr,),
+        hyper={"lr": lr},
+        name="last_rate",
+    )
+    _, state = tx.update(torch.ones_like(w), tx.init(w), w)
+    lr.fill_(0.1)
+    assert tx.update(torch.ones_like(w), state, w)[0].tolist() == [-0.5, -0.5]
