@@ -119,3 +119,18 @@ def test_fits_do_not_depend_on_the_unit_of_residuals(method):
     small = fo.least_squares(decay, x0 * unit, (y * unit[0],), batched=True, method=method)
     assert bool(whole.success.all())
     torch.testing.assert_close(small.x / unit, whole.x, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("x_scale", ["jac", 1.0])
+@pytest.mark.parametrize("method", ["lm", "dogleg", "trf"])
+def test_a_start_near_zero_is_no_end(method, x_scale):
+    """The first radius of dogleg was the length of x0, and a step of it too short for ftol."""
+    A, b = torch.tensor([[2.0, 1.0], [0.0, 1.0], [1.0, -1.0]]).double(), torch.ones(3).double()
+    best = torch.linalg.lstsq(A, b).solution
+    for unit in (1.0, 1e12):
+        for start in (0.0, 1e-10):
+            x0 = torch.full((2,), start, dtype=torch.float64)
+            how = {"method": method, "x_scale": x_scale}
+            found = fo.least_squares(lambda x, u=unit: u * (A @ x - b), x0, **how)
+            assert found.success
+            torch.testing.assert_close(found.x, best, rtol=1e-6, atol=0)
