@@ -134,3 +134,15 @@ def test_a_start_near_zero_is_no_end(method, x_scale):
             found = fo.least_squares(lambda x, u=unit: u * (A @ x - b), x0, **how)
             assert found.success
             torch.testing.assert_close(found.x, best, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("how", [{}, {"linear_solver": "qr"}, {"bounds": (-1e9, 1e9)}])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_large_parameter_without_a_scale_is_found(how, batched):
+    """With scipy's x_scale=1, the first damping left a step too short for ftol."""
+    best = torch.tensor([3e6, -1e6], dtype=torch.float64)
+    x0 = torch.zeros((3, 2) if batched else 2, dtype=torch.float64)
+    found = fo.least_squares(
+        lambda x: (x - best) / 1e6, x0, x_scale=1.0, gtol=0.0, batched=batched, **how
+    )
+    torch.testing.assert_close(found.x, best.expand_as(x0), rtol=1e-6, atol=0)
