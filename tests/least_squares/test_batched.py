@@ -146,3 +146,11 @@ def test_a_large_parameter_without_a_scale_is_found(how, batched):
         lambda x: (x - best) / 1e6, x0, x_scale=1.0, gtol=0.0, batched=batched, **how
     )
     torch.testing.assert_close(found.x, best.expand_as(x0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["cg", "lsmr"])
+def test_a_large_parameter_is_found_without_a_jacobian(kind):
+    """Without columns, whose norms are the scales, the first damping was too large."""
+    best = torch.tensor([3e6, -1e6], dtype=torch.float64)
+    found = fo.least_squares(lambda x: (x - best) / 1e6, 0 * best, linear_solver=kind)
+    torch.testing.assert_close(found.x, best, rtol=1e-6, atol=0)
