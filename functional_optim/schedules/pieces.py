@@ -55,6 +55,9 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
         raise ValueError(f"join needs boundaries of at least 0 in rising order, but got {known}.")
 
     def formula(n, *starts):
+        if all(map(numeric.is_static, (n, *starts))):  # a table may end where its part does
+            i = sum(not n < start for start in starts)
+            return called(parts[i], n - (0.0, *starts)[i])
         first, *others = parts
         value = called(first, n)
         for start, part in zip(starts, others, strict=True):

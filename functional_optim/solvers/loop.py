@@ -26,6 +26,9 @@ from functional_optim.solvers.slots import RUNNING
 
 FIRST_DAMPING = 1e-3
 """Of the first step, in units of D²: Nielsen's τ for a good starting point."""
+FIRST_RADIUS = 1e-3
+"""The smallest radius of the first step, in units of the residuals: where x0 is near 0, the cost
+would decrease by less than ftol."""
 TRUSTED = 0.25
 """Ratio of actual to predicted decrease above which a small one is convergence: scipy's."""
 CLIPS = 3
@@ -119,16 +122,22 @@ def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
     at = measured(rules, problem, x, r, columns)
     D = scales(at.diagonal, torch.zeros_like(at.g)) if rules.scaled else data.D
     ones = torch.ones_like(at.cost)
-    mu = FIRST_DAMPING * ones
+    mu, unit = FIRST_DAMPING * ones, (2 * at.cost).sqrt() if rules.scaled else ones
+    if columns is None or not rules.scaled:  # D are no norms of columns, which may be smaller
+        size = (at.diagonal / (D * D)).amax(-1)
+        if columns is None:  # the curvature along the gradient
+            along = problem.products(x, rules.loss)[1][0](at.g / (D * D))
+            size = (along * along).sum(-1) / (at.g / D).square().sum(-1)
+        mu = torch.where((size > 0) & (size < 1), size, 1.0) * mu
     if rules.method == "dogleg":
         size = norm(stepped(rules, D, r) * x.to(torch.float64))
-        mu = torch.where(size > 0, size, 1.0)
+        mu = torch.where(size > 0, size.maximum(FIRST_RADIUS * unit), unit)
+        mu = torch.where(mu > 0, mu, 1.0)
     count = torch.ones_like(at.cost, dtype=torch.int64)
     status = torch.where(_finite(at) & r.isfinite().all(-1), RUNNING, -1)
     left = RUNNING if rules.max_nfev > 1 else 0
     status = torch.where(status == RUNNING, left, status)
     status = torch.where((status == left) & _flat(rules, at.cost, x, at.g, D, data), 1, status)
-    unit = (2 * at.cost).sqrt() if rules.scaled else ones
     return Progress(
         x, r, at.curvature, at.g, at.cost, mu, 2 * ones, D, unit, status, count, count, 0 * count
     )

@@ -30,10 +30,10 @@ def linear(z: Tensor) -> Rho:
 
 
 def soft_l1(z: Tensor) -> Rho:
-    """ρ(z) = 2 (√(1 + z) − 1)."""
+    """ρ(z) = 2 (√(1 + z) − 1), without the difference, which is 0 for small z."""
     t = 1 + z
     root = t.sqrt()
-    return Rho(2 * (root - 1), 1 / root, -0.5 / (t * root))
+    return Rho(2 * z / (root + 1), 1 / root, -0.5 / (t * root))
 
 
 def huber(z: Tensor) -> Rho:

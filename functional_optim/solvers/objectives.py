@@ -77,7 +77,9 @@ class Objective:
             if not self.known:
                 check_recorded("minimize", f, x)
                 self.known = True
-            (g,) = torch.autograd.grad(f.sum(), x)
+            if not f.requires_grad:  # a constant, such as infinity outside of a domain
+                return f, torch.zeros_like(x)
+            (g,) = torch.autograd.grad(f.sum(), x, materialize_grads=True)
         return f, g
 
     def curvature(self, x: Tensor, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:

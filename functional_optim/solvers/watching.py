@@ -161,7 +161,10 @@ class Watch:
         """Points (B, length, n) as a tree."""
         parts = x.split(self.flat.sizes, -1)
         shapes = [(*x.shape[:2], *shape) for shape in self.flat.shapes]
-        leaves = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        leaves = [
+            part.reshape(shape).to(p.dtype)
+            for part, shape, p in zip(parts, shapes, self.flat.leaves, strict=True)
+        ]
         return tree.with_leaves(
             self.flat.like, [leaf if self.batched else leaf[0] for leaf in leaves]
         )

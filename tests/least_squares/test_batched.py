@@ -119,3 +119,38 @@ def test_fits_do_not_depend_on_the_unit_of_residuals(method):
     small = fo.least_squares(decay, x0 * unit, (y * unit[0],), batched=True, method=method)
     assert bool(whole.success.all())
     torch.testing.assert_close(small.x / unit, whole.x, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("x_scale", ["jac", 1.0])
+@pytest.mark.parametrize("method", ["lm", "dogleg", "trf"])
+def test_a_start_near_zero_is_no_end(method, x_scale):
+    """The first radius of dogleg was the length of x0, and a step of it too short for ftol."""
+    A, b = torch.tensor([[2.0, 1.0], [0.0, 1.0], [1.0, -1.0]]).double(), torch.ones(3).double()
+    best = torch.linalg.lstsq(A, b).solution
+    for unit in (1.0, 1e12):
+        for start in (0.0, 1e-10):
+            x0 = torch.full((2,), start, dtype=torch.float64)
+            how = {"method": method, "x_scale": x_scale}
+            found = fo.least_squares(lambda x, u=unit: u * (A @ x - b), x0, **how)
+            assert found.success
+            torch.testing.assert_close(found.x, best, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("how", [{}, {"linear_solver": "qr"}, {"bounds": (-1e9, 1e9)}])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_large_parameter_without_a_scale_is_found(how, batched):
+    """With scipy's x_scale=1, the first damping left a step too short for ftol."""
+    best = torch.tensor([3e6, -1e6], dtype=torch.float64)
+    x0 = torch.zeros((3, 2) if batched else 2, dtype=torch.float64)
+    found = fo.least_squares(
+        lambda x: (x - best) / 1e6, x0, x_scale=1.0, gtol=0.0, batched=batched, **how
+    )
+    torch.testing.assert_close(found.x, best.expand_as(x0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["cg", "lsmr"])
+def test_a_large_parameter_is_found_without_a_jacobian(kind):
+    """Without columns, whose norms are the scales, the first damping was too large."""
+    best = torch.tensor([3e6, -1e6], dtype=torch.float64)
+    found = fo.least_squares(lambda x: (x - best) / 1e6, 0 * best, linear_solver=kind)
+    torch.testing.assert_close(found.x, best, rtol=1e-6, atol=0)

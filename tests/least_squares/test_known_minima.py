@@ -247,6 +247,23 @@ def test_a_convex_loss_has_one_minimum_from_everywhere(loss, start):
     torch.testing.assert_close(found.x, x.new_tensor([2.0, -1.0]), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
+@pytest.mark.parametrize("method", ["lm", "dogleg"])
+def test_an_exact_fit_ends_with_success(loss, method):
+    """The cost of soft_l1 was 0 for residuals below 1e-8, so that no step could lower it."""
+    torch.manual_seed(0)
+    A, b = torch.randn(200, 4, 4, dtype=torch.float64), torch.randn(200, 4, dtype=torch.float64)
+
+    def fun(x, A, b):
+        return A @ x + 0.1 * (A @ x).sin() - b
+
+    x0 = torch.zeros(200, 4, dtype=torch.float64)
+    found = fo.least_squares(fun, x0, (A, b), loss=loss, method=method, batched=True)
+    assert bool(found.success.all())
+    assert found.fun.abs().max() < 1e-9
+    torch.testing.assert_close(found.cost, 0.5 * found.fun.square().sum(1), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy"])
 def test_a_decay_with_outliers_is_found(loss):
     true, x0 = torch.tensor([[2.5, 1.3, 0.5], [1.0, 1.0, 0.0]], dtype=torch.float64)

@@ -146,6 +146,22 @@ def test_trees_and_what_a_callback_writes_into():
     assert torch.equal(found.history.fun[:, -1], found.fun)
 
 
+@pytest.mark.parametrize("solver", ["minimize", "root", "least_squares"])
+def test_a_history_has_the_points_that_were_evaluated(solver):
+    """In half types it had the points before they were rounded, in float32."""
+
+    def fun(x: Any) -> Tensor:
+        r = torch.stack([10 * (x["z"] - x["a"] ** 2), 1 - x["a"]])
+        return r.square().sum() if solver == "minimize" else r
+
+    for types in ((torch.bfloat16, torch.bfloat16), (torch.float64, torch.float32)):
+        start = {name: torch.tensor(-1.2).to(t) for name, t in zip("za", types, strict=True)}
+        found = getattr(fo, solver)(fun, start, return_history=True)
+        for name, x in found.history.x.items():
+            assert x.dtype == start[name].dtype
+            assert torch.equal(x[-1], found.x[name])
+
+
 def test_bad_callbacks():
     x0 = torch.zeros(2, dtype=torch.float64)
     with pytest.raises(TypeError, match="callback must be a function"):

@@ -156,6 +156,21 @@ def test_a_function_that_is_not_finite_somewhere():
         fo.minimize(fun, torch.tensor([-1.0, 1.0], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("outside", [torch.inf, 1e3])
+def test_a_function_that_is_constant_outside_of_its_domain(method, outside):
+    """A step to such a point ended with an error of autograd."""
+
+    def fun(x):
+        if bool((x >= 1).any()):
+            return torch.tensor(outside, dtype=x.dtype)
+        return (1 / (1 - x) - 2 * x).sum()
+
+    found = fo.minimize(fun, torch.full((2,), -10.0, dtype=torch.float64), method=method)
+    assert found.success
+    assert torch.allclose(found.x, torch.full_like(found.x, 1 - 0.5**0.5), atol=1e-4)
+
+
 def test_the_mask_and_bounds_of_a_tree():
     start = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros((), dtype=torch.float64)}
 

@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from schedule_cases import ALL, COUNTS, EVERY, TWO_WAYS, made, values
 from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, SequentialLR
 
 import functional_optim as fo
 from functional_optim import schedules
@@ -339,3 +340,15 @@ def test_a_part_of_a_join_never_sees_a_step_before_its_own():
     assert schedules.join([schedules.constant(1.0), part], [10])(4) == 1.0
     assert schedules.join([lambda k: -1.0, part], [10])(26) == 4.0
     assert min(seen) >= 0
+
+
+def test_a_part_of_a_join_never_sees_a_step_after_its_own():
+    """A scheduler with a table failed once the next part had begun."""
+    rates = [0.1, 0.2, 0.3]
+    schedule = schedules.join([lambda k: rates[int(k)], schedules.constant(1.0)], [3])
+    assert values(schedule, range(6)) == [*rates, 1.0, 1.0, 1.0]
+
+    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    parts = [LambdaLR(opt, rates.__getitem__), ExponentialLR(opt, 0.5)]
+    converted = schedules.from_torch(SequentialLR(opt, parts, [3]))
+    assert values(converted, range(6)) == [*rates, 1.0, 0.5, 0.25]
