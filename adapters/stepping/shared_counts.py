@@ -244,10 +244,12 @@ class SharedCounts:
             if place is None:
                 continue
             values = contexts[place[0]].carried[place[1]]
+            rows = list(zip(shared.keys, values, shared.placement.rule.carry or (), strict=True))
             for holder in shared.holders:
                 if holder.p.grad is None:
-                    for key, value in zip(shared.keys, values, strict=True):
-                        holder.state[key] = numeric.stored(value).clone()
+                    for key, value, first in rows:
+                        dtype = numeric.carry_dtype(first)
+                        holder.state[key] = numeric.stored(value, dtype=dtype).clone()
         for absent in self.waiting(parts):
             if not replace:
                 for write in absent.step(contexts):

@@ -172,6 +172,24 @@ def test_steps_that_are_traced_count_alike(name):
     assert_close(by_object(RECIPES[name], rows, traced=True)[0], want, 1e-5)
 
 
+@pytest.mark.parametrize("recipe", [fo.prodigy, fo.dadapt_adam])
+def test_a_traced_step_leaves_parameters_without_gradients_in_phase(recipe):
+    """Another step finds their scalars equal, to the last digit, and keeps their slots."""
+    ends = []
+    for traced in (False, True):
+        params = {name: torch.nn.Parameter(p) for name, p in start().items()}
+        opt = an_optimizer(lambda: recipe(1.0), params)
+        for i, grads in enumerate(rows_of("two", 5, 6)):
+            give(params, {**grads, "a1": torch.ones(3), **({"b2": None} if i == 3 else {})})
+            if traced and i == 3:
+                torch.func.vmap(lambda x, opt=opt: (opt.step(), x)[1])(torch.zeros(1))
+            else:
+                opt.step()
+        ends.append([dict(opt.state[p]) for p in params.values()])
+    assert_close(*[[mine["exp_avg"] for mine in end] for end in ends], 1e-9)
+    assert len({mine["d"].item() for mine in ends[1]}) == 1
+
+
 def test_a_group_that_is_added_takes_the_counts():
     rows = rows_of("two", 5)
     params = {name: torch.nn.Parameter(p) for name, p in start().items()}
