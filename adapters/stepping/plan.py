@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, combinations
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +244,7 @@ class OptimizerPlan(StepPlan):
                     base.check_gradient(name, g, p)
                     names.add(name, p, {})
             before += len(live)
+        self.sharing = counts.groups()
         counts.gather()
         counts.start([(k, tx) for k, tx in chains if tx.communicates], made)
         columns = counts.columns(read)
@@ -352,6 +353,7 @@ class OptimizerPlan(StepPlan):
         return bool(counts) and self.done is not None and self.done > max(counts)
 
     def _take_numbers(self, optimizer: OptimizerBase, groups: list[int]) -> bool:
+        before = self._equal_numbers()
         for k in groups:
             group = optimizer.param_groups[k]
             hyper = self._new_numbers(k, group)
@@ -372,7 +374,13 @@ class OptimizerPlan(StepPlan):
                 if entry.group == k and not entry.retake(tx):
                     return False
             self.hyper[k] = hyper
-        return True
+        return self._equal_numbers() == before
+
+    def _equal_numbers(self) -> list[Any]:
+        """The hyperparameters that groups have in common: whether they count together depends on
+        these."""
+        every = [self.hyper[k] for k in self.sharing]
+        return [changed_values(a, b).keys() for a, b in combinations(every, 2)]
 
     def _new_numbers(self, k: int, group: dict[str, Any]) -> dict[str, Any]:
         """A group's hyperparameters; cheap if a few plain numbers replaced others."""

@@ -171,6 +171,10 @@ class SharedCounts:
         """The index of the rule that a new one is like; the next index if there is none."""
         return [*[x.is_like(new) for x in self.rules], True].index(True)
 
+    def groups(self) -> list[int]:
+        """The indices of the groups that have shared rules."""
+        return sorted({k for shared in self.rules for k in shared.groups})
+
     def gather(self) -> None:
         """Find the parameters with the numbers of the rules; see `SharedRule.look`."""
         for shared in self.rules:

@@ -190,6 +190,25 @@ def test_a_traced_step_leaves_parameters_without_gradients_in_phase(recipe):
     assert len({mine["d"].item() for mine in ends[1]}) == 1
 
 
+def test_groups_whose_numbers_become_equal_count_together_from_then_on():
+    """As in a run that is resumed then, or plans each step anew."""
+    ends = []
+    for anew in (False, True):
+        params = [torch.nn.Parameter(p) for p in start().values()]
+        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.0}]
+        opt = Optimizer(groups, fo.prodigy, lr=1.0, compile=False)
+        for i in range(9):
+            opt.param_groups[1]["lr"] = 0.0 if i < 5 else 1.0
+            for p in params:
+                p.grad = p.detach() + 0.1
+            if anew:
+                vars(opt).pop("_plan", None)
+            opt.step()
+        ends.append([p.detach() for p in params])
+        assert len({opt.state[p]["d"].item() for p in params}) == 1
+    assert_close(*ends, 1e-12)
+
+
 def test_a_group_that_is_added_takes_the_counts():
     rows = rows_of("two", 5)
     params = {name: torch.nn.Parameter(p) for name, p in start().items()}
