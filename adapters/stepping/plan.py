@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
@@ -379,8 +379,16 @@ class OptimizerPlan(StepPlan):
     def _equal_numbers(self) -> list[Any]:
         """The hyperparameters that groups have in common: whether they count together depends on
         these."""
-        every = [self.hyper[k] for k in self.sharing]
-        return [changed_values(a, b).keys() for a, b in combinations(every, 2)]
+        first: dict[Any, int] = {}
+
+        def known(x: Any) -> Any:
+            parts = x if type(x) is tuple else (x,)
+            plain = all(type(y) in PLAIN_NUMBERS for y in parts)
+            return (*map(type, parts), x) if plain else id(x)
+
+        several = self.sharing if len(self.sharing) > 1 else ()
+        rows = [(k, self.hyper[k]) for k in several]
+        return [[first.setdefault((key, known(x)), k) for key, x in own.items()] for k, own in rows]
 
     def _new_numbers(self, k: int, group: dict[str, Any]) -> dict[str, Any]:
         """A group's hyperparameters; cheap if a few plain numbers replaced others."""
