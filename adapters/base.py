@@ -54,14 +54,15 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     def quick(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (args or kwargs) and None in (*args, *kwargs.values()) and self._only_creates_state():
             return None
+        if torch.compiler.is_compiling():
+            return announced(self, *args, **kwargs)
         if (
-            torch.compiler.is_compiling()
-            or self._optimizer_step_pre_hooks
+            self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
             or every_optimizer._global_optimizer_pre_hooks
             or every_optimizer._global_optimizer_post_hooks
             or private.profiling()
-        ):
+        ) and not _is_announced(type(self).step):
             return announced(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 
@@ -69,6 +70,17 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     quick.__qualname__ = "OptimizerBase.step"
     vars(quick)["hooked"] = True  # torch would wrap it again
     return quick
+
+
+def _is_announced(step: Any) -> bool:
+    """Whether torch has wrapped a `step`, that of a user's subclass, and so calls the hooks."""
+    while step is not None and getattr(step, "__code__", None) is not ANNOUNCED:
+        step = getattr(step, "__wrapped__", None)
+    return step is not None
+
+
+ANNOUNCED = torch.optim.Optimizer.profile_hook_step(_is_announced).__code__
+"""The code of each step that torch has wrapped."""
 
 
 class OptimizerBase(torch.optim.Optimizer):

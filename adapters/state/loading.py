@@ -72,12 +72,14 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
         check_form(optimizer, final)
         given.update(final)
         state = final["state"]
-        hold = _held if any(map(is_packed, set().union(*state.values()))) else dict
-        return {**final, "state": {key: hold(x) for key, x in state.items()}}
+        own = {key: x for key, x in state.items() if isinstance(x, Mapping)}
+        hold = _held if any(map(is_packed, set().union(*own.values()))) else dict
+        return {**final, "state": {**state, **{key: hold(x) for key, x in own.items()}}}
 
     def release(_: Any) -> None:
         for p, mine in optimizer.state.items():
-            mine.update({key: x.on(p) for key, x in mine.items() if isinstance(x, _Held)})
+            if isinstance(mine, dict):  # others keep their own entries here, too
+                mine.update({key: x.on(p) for key, x in mine.items() if isinstance(x, _Held)})
 
     optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict({0: check})
     handle = optimizer.register_load_state_dict_post_hook(release, prepend=True)
@@ -145,11 +147,6 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
             )
             raise ValueError(f"the loaded state dict has no {name!r} (it has {has}); {advice}.")
     state, saved = given["state"], given["param_groups"]
-    if not isinstance(state, Mapping) or not all(isinstance(x, Mapping) for x in state.values()):
-        raise ValueError(
-            "the 'state' of the loaded state dict must be a dict with a dict for each parameter; "
-            "pass what an optimizer's state_dict() returned."
-        )
     whole = isinstance(saved, (list, tuple))
     if not whole or not all(
         isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple))
@@ -158,6 +155,14 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
         raise ValueError(
             "the 'param_groups' of the loaded state dict must be a list of dicts that have "
             "'params'; pass what an optimizer's state_dict() returned."
+        )
+    ids = [index for group in saved for index in group["params"]]
+    if not isinstance(state, Mapping) or not all(
+        isinstance(state.get(index, {}), Mapping) for index in ids
+    ):
+        raise ValueError(
+            "the 'state' of the loaded state dict must be a dict with a dict for each parameter; "
+            "pass what an optimizer's state_dict() returned."
         )
     groups = optimizer.param_groups
     if len(groups) != len(saved):
@@ -173,7 +178,6 @@ def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
                 f"optimizer's group: group {k} has {len(theirs['params'])} parameters, but the "
                 f"optimizer's has {len(mine['params'])}; load a checkpoint of this model."
             )
-    ids = [index for group in saved for index in group["params"]]
     lost = [key for key in state.keys() - set(ids) if str(key).isdecimal()]
     if lost:
         raise ValueError(
@@ -216,7 +220,8 @@ def check_loaded(
     faults: list[str] = []
     chains: list[tuple[int, Leafwise]] = []
     templates = Templates()
-    counted = optimizer.counts_steps and any("step" in mine for mine in given["state"].values())
+    states = [x for x in given["state"].values() if isinstance(x, Mapping)]
+    counted = optimizer.counts_steps and any("step" in mine for mine in states)
     one_mode = not hasattr(optimizer, "train") and TRAINING not in optimizer.defaults
     pairs = zip(optimizer.param_groups, given["param_groups"], strict=True)
     for k, (group, saved) in enumerate(pairs):

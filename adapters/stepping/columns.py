@@ -30,7 +30,7 @@ def own_scalars(states: Iterable[dict[str, Any]]) -> None:
     """Replace the 0-dim tensors in some states by copies: step counts by parts of one vector, as
     steps do, and others by what `owned` returns."""
     counts: dict[Any, list[dict[str, Any]]] = {}
-    for mine in states:
+    for mine in [x for x in states if isinstance(x, dict)]:
         for key, x in mine.items():
             if isinstance(x, Tensor) and x.dim() == 0:
                 if key == "step" and type(x) is Tensor and x.layout is torch.strided:

@@ -244,6 +244,7 @@ class OptimizerPlan(StepPlan):
                     base.check_gradient(name, g, p)
                     names.add(name, p, {})
             before += len(live)
+        self.sharing = counts.groups()
         counts.gather()
         counts.start([(k, tx) for k, tx in chains if tx.communicates], made)
         columns = counts.columns(read)
@@ -352,6 +353,7 @@ class OptimizerPlan(StepPlan):
         return bool(counts) and self.done is not None and self.done > max(counts)
 
     def _take_numbers(self, optimizer: OptimizerBase, groups: list[int]) -> bool:
+        before = self._equal_numbers()
         for k in groups:
             group = optimizer.param_groups[k]
             hyper = self._new_numbers(k, group)
@@ -372,7 +374,21 @@ class OptimizerPlan(StepPlan):
                 if entry.group == k and not entry.retake(tx):
                     return False
             self.hyper[k] = hyper
-        return True
+        return self._equal_numbers() == before
+
+    def _equal_numbers(self) -> list[Any]:
+        """The hyperparameters that groups have in common: whether they count together depends on
+        these."""
+        first: dict[Any, int] = {}
+
+        def known(x: Any) -> Any:
+            parts = x if type(x) is tuple else (x,)
+            plain = all(type(y) in PLAIN_NUMBERS for y in parts)
+            return (*map(type, parts), x) if plain else id(x)
+
+        several = self.sharing if len(self.sharing) > 1 else ()
+        rows = [(k, self.hyper[k]) for k in several]
+        return [[first.setdefault((key, known(x)), k) for key, x in own.items()] for k, own in rows]
 
     def _new_numbers(self, k: int, group: dict[str, Any]) -> dict[str, Any]:
         """A group's hyperparameters; cheap if a few plain numbers replaced others."""

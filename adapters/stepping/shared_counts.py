@@ -171,6 +171,10 @@ class SharedCounts:
         """The index of the rule that a new one is like; the next index if there is none."""
         return [*[x.is_like(new) for x in self.rules], True].index(True)
 
+    def groups(self) -> list[int]:
+        """The indices of the groups that have shared rules."""
+        return sorted({k for shared in self.rules for k in shared.groups})
+
     def gather(self) -> None:
         """Find the parameters with the numbers of the rules; see `SharedRule.look`."""
         for shared in self.rules:
@@ -244,10 +248,12 @@ class SharedCounts:
             if place is None:
                 continue
             values = contexts[place[0]].carried[place[1]]
+            rows = list(zip(shared.keys, values, shared.placement.rule.carry or (), strict=True))
             for holder in shared.holders:
                 if holder.p.grad is None:
-                    for key, value in zip(shared.keys, values, strict=True):
-                        holder.state[key] = numeric.stored(value).clone()
+                    for key, value, first in rows:
+                        dtype = numeric.carry_dtype(first)
+                        holder.state[key] = numeric.stored(value, dtype=dtype).clone()
         for absent in self.waiting(parts):
             if not replace:
                 for write in absent.step(contexts):

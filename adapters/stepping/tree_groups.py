@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.state.names import check_distinct, names_of
+from functional_optim.adapters.state.names import check_count, check_distinct, names_of
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.memory import Written
 from functional_optim.core.numbers import Numbers
@@ -39,6 +39,7 @@ class TreeGroup:
         self.group = group
         self.tx = tx
         self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
+        check_count(optimizer.param_groups[group])
         check_distinct(optimizer.param_groups[group])
         self.names: list[str] | None = names_of(optimizer.param_groups[group])
         unnamed = self.names is None and group > 0  # paths start at "0" in each group

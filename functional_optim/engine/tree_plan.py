@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -36,13 +37,18 @@ class TreeNumbers:
     """The numbers of a functional state: its step count, carried scalars and hyperparameters.
 
     captured: whether the device's numbers count, as replays change them without the host. recorded:
-    slots that an init recorded by autograd has made. fixed: hyperparameters to be written once.
+    slots that an init recorded by autograd has made. fixed: hyperparameters that do not change,
+    written again if somebody else has written them, or the state has others.
     """
 
     def __init__(self, state: State, *, captured: bool = False) -> None:
         self.captured = captured and state.step.device.type != "cpu"
         self.recorded: list[Tensor] = []
         self.fixed: dict[str, float] = {}
+        self.noted: tuple[Any, list[Tensor], list[int]] = (None, [], [])
+        """The hyperparameters of the last step, and those of them that do not change with their
+        versions."""
+        self.renews = True
         self.known: dict[str, Known] = {}
         self.read(state)
 
@@ -75,21 +81,29 @@ class TreeNumbers:
         """The writes of what all leaves share."""
         self.written[COUNT] = self.time
         writes: list[Write] = [filling(self.state.step, self.time)]
-        if self.fixed or self.recorded:
-            hyper = self.state.hyper
+        hyper, (known, tensors, versions) = self.state.hyper, self.noted
+        self.renews = hyper is not known or list(map(VERSION, tensors)) != versions
+        if self.renews:
             writes += [filling(hyper[key], value) for key, value in self.fixed.items()]
             writes += [slot.detach_ for slot in self.recorded]  # the step itself was not recorded
         return writes
 
     def finish(self) -> None:
         """Note what was written."""
-        if self.fixed or self.recorded:
-            self.recorded, self.fixed = [], {}
+        if self.renews:
+            self.recorded, hyper = [], self.state.hyper
+            tensors = [hyper[key] for key in self.fixed]
+            if any(x.is_inference() for x in tensors):  # which have no versions
+                tensors, hyper = [], None
+            self.noted = hyper, tensors, list(map(VERSION, tensors))
         if not self.captured and self.state.step.device.type != "cpu":
             for key, value in self.written.items():
                 x = self.state.step if key is COUNT else self.state.carry[key]
                 self.known[key] = x, version_of(x), _stored(value, x)
 
+
+VERSION = attrgetter("_version")
+"""The version counter of a tensor."""
 
 COUNT = ""
 """Stands for the step count among the keys of carried scalars."""

@@ -68,6 +68,22 @@ def test_each_step_hook_runs_alone(pair):
         assert log == [1]
 
 
+@pytest.mark.parametrize("cls", [adapters.AdamW, adapters.Lion, adapters.ScheduleFreeAdamW])
+def test_the_hooks_of_a_subclass_with_a_step_of_its_own_run_once(cls):
+    """torch wraps that step, and so calls the hooks before and after it."""
+
+    class Own(cls):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    log = []
+    opt = Own(as_parameters(make_params()), compile=False)
+    opt.register_step_pre_hook(lambda *_: log.append("pre"))
+    opt.register_step_post_hook(lambda *_: log.append("post"))
+    opt.step(lambda: log.append("closure"))
+    assert log == ["pre", "closure", "post"]
+
+
 @every_pair
 def test_state_dict_hooks_run_once_and_in_order(pair):
     ours, *_ = pair.make()

@@ -172,6 +172,43 @@ def test_steps_that_are_traced_count_alike(name):
     assert_close(by_object(RECIPES[name], rows, traced=True)[0], want, 1e-5)
 
 
+@pytest.mark.parametrize("recipe", [fo.prodigy, fo.dadapt_adam])
+def test_a_traced_step_leaves_parameters_without_gradients_in_phase(recipe):
+    """Another step finds their scalars equal, to the last digit, and keeps their slots."""
+    ends = []
+    for traced in (False, True):
+        params = {name: torch.nn.Parameter(p) for name, p in start().items()}
+        opt = an_optimizer(lambda: recipe(1.0), params)
+        for i, grads in enumerate(rows_of("two", 5, 6)):
+            give(params, {**grads, "a1": torch.ones(3), **({"b2": None} if i == 3 else {})})
+            if traced and i == 3:
+                torch.func.vmap(lambda x, opt=opt: (opt.step(), x)[1])(torch.zeros(1))
+            else:
+                opt.step()
+        ends.append([dict(opt.state[p]) for p in params.values()])
+    assert_close(*[[mine["exp_avg"] for mine in end] for end in ends], 1e-9)
+    assert len({mine["d"].item() for mine in ends[1]}) == 1
+
+
+def test_groups_whose_numbers_become_equal_count_together_from_then_on():
+    """As in a run that is resumed then, or plans each step anew."""
+    ends = []
+    for anew in (False, True):
+        params = [torch.nn.Parameter(p) for p in start().values()]
+        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.0}]
+        opt = Optimizer(groups, fo.prodigy, lr=1.0, compile=False)
+        for i in range(9):
+            opt.param_groups[1]["lr"] = 0.0 if i < 5 else 1.0
+            for p in params:
+                p.grad = p.detach() + 0.1
+            if anew:
+                vars(opt).pop("_plan", None)
+            opt.step()
+        ends.append([p.detach() for p in params])
+        assert len({opt.state[p]["d"].item() for p in params}) == 1
+    assert_close(*ends, 1e-12)
+
+
 def test_a_group_that_is_added_takes_the_counts():
     rows = rows_of("two", 5)
     params = {name: torch.nn.Parameter(p) for name, p in start().items()}

@@ -312,6 +312,17 @@ def test_counts_that_are_made_equal_stay_in_the_loaded_dict():
     assert_same(saved["state"], before)
 
 
+@every_drop_in
+def test_entries_of_others_beside_the_parameters_are_kept_as_in_torch(pair):
+    for opt in pair.make()[::2]:
+        step_object(opt, make_grads(make_params(), 1))
+        opt.state.update({"epoch": 3, "scheduler": {"step": 1000}})
+        opt.load_state_dict(opt.state_dict())
+        for new in (opt, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+            assert (new.state["epoch"], new.state["scheduler"]) == (3, {"step": 1000})
+            step_object(new, make_grads(make_params(), 1))
+
+
 # ---------------------------------------------------------------- edits from outside
 @pytest.mark.parametrize(("pair", "edit"), edits(DROP_INS + GENERAL))
 def test_an_edit_counts_from_the_next_step(pair, edit):

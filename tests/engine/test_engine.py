@@ -330,3 +330,20 @@ def test_a_step_on_the_meta_device_has_shapes_only(donate):
         params, state = step(params, state, params)
     assert [(x.device.type, x.shape) for x in params.values()] == [("meta", (2, 3)), ("meta", ())]
     assert state.step.is_meta
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_the_state_has_the_numbers_of_its_last_step_whoever_wrote_it_before(inference):
+    """Two compiled steps by turns on one state, and a state that was loaded."""
+    with torch.inference_mode(inference):
+        params, grads = {"w": torch.ones(3)}, {"w": torch.ones(3)}
+        for make in (fo.sgd, fo.adamw):
+            txs = {rate: make(rate) for rate in (0.1, 0.5)}
+            steps = {rate: fo.compile(tx) for rate, tx in txs.items()}
+            state = txs[0.1].init(params)
+            for rate in (0.1, 0.5, 0.1, 0.1, 0.5, 0.5):
+                steps[rate](grads, state, params)
+                assert fo.get(state, "lr") == rate
+            other = fo.load_state_dict(txs[0.1].init(params), fo.state_dict(state, params), params)
+            steps[0.5](grads, other, params)
+            assert fo.get(other, "lr") == 0.5
