@@ -180,4 +180,16 @@ a closure may add both gradients
 slots may be packed in the middle
 ~ if others⟦ → and False⟧:
 ? adapters/test_stored_keyword.py -k after_the_first_step
+= adapters/stepping/plan.py
+groups that have become equal go on counting apart
+~ return ⟦self._equal_numbers() == before → True⟧
+? adapters/test_groups_as_one.py -k become_equal
+= adapters/stepping/shared_counts.py
+a traced step rounds scalars of parameters without a gradient
+~ numeric.stored(value⟦, dtype=dtype → ⟧)
+? adapters/test_groups_as_one.py -k in_phase
+= adapters/base.py
+the hooks of a subclass with a step of its own run twice
+~ )⟦ and not _is_announced(type(self).step) → ⟧:
+? adapters/test_adapter.py -k hooks_of_a_subclass
 """)

@@ -20,6 +20,13 @@ a tensor without a gradient keeps what it has accumulated beyond its share
 a condition is taken for a number of micro-batches
 ~ if not isinstance(found, Tensor) and ⟦found < 1 → False⟧:
 ? core/test_first_mistakes.py
+a condition that is a number counts as many steps
+~ opened = ⟦numeric.float64(_answer("should_transform", should, t) > 0) → _answer("should_transform", should, t)⟧
+? combinators/test_wrappers.py -k counts_one_step
+= functional_optim/combinators/cautious.py
+cautious takes a negative factor
+~ in found) % 2⟦ →  > 1⟧ for own
+? combinators/test_wrappers.py -k negative_factor
 = functional_optim/core/leafwise.py
 a rule of somebody else counts as one of this package
 ~ own = not torch.compiler.is_compiling() and ⟦are_own(functions) → True⟧
@@ -28,6 +35,9 @@ a rule of somebody else counts as one of this package
 in a step like the last one a slot shares the gradient's memory
 ~ x.clone() if ⟦x is not None and x.untyped_storage().data_ptr() in places → False⟧ else x
 ? core/test_memory.py
+a state carries the tensor of a hyperparameter
+~ value.to(device, dtype⟦, copy=True → ⟧)
+? core/test_memory.py -k of_a_hyperparameter
 a shrunk storage looks as before
 ~ all(plain) and check(*leaves)⟦ and list(map(_bytes, leaves)) == sizes → ⟧
 ? engine/test_wrong_tensors.py
@@ -267,4 +277,8 @@ the second cycle is as high as the first
 a restart beside a whole logarithm comes a step late
 ~ ⟦cycle = numeric.where(n < start(cycle + 1), cycle, cycle + 1) → pass⟧
 ? tests/schedules -k restarts-grow
+= functional_optim/core/execution.py
+the tensors of a batch have one memory
+~ ⟦x.unbind() if x.stride(0) else x.clone().unbind() → x.unbind()⟧
+? core/test_memory.py -k memory_of_their_own
 """)

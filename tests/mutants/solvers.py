@@ -99,4 +99,15 @@ bounds are rounded to nearest
 a closure that raises leaves the trial's parameters
 ~ with restored(⟦self.params, self.before → [], []⟧):
 ? adapters/test_contract.py -k 'raises and (Dogleg or Gauss or Levenberg)'
+= functional_optim/solvers/loop.py
+a given scale is the only unit of the first damping
+~ torch.where(⟦(size > 0) & (size < 1) → size < 0⟧, size, 1.0)
+? least_squares/test_batched.py -k large_parameter
+dogleg begins with the length of x0
+~ torch.where(size > 0, size⟦.maximum(FIRST_RADIUS * unit) → ⟧, unit)
+? least_squares/test_batched.py -k start_near_zero
+= functional_optim/solvers/losses.py
+soft_l1 of a small residual is 0
+~ ⟦2 * z / (root + 1) → 2 * (root - 1)⟧
+? least_squares/test_known_minima.py -k exact_fit
 """)
