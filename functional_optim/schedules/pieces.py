@@ -55,13 +55,14 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
         raise ValueError(f"join needs boundaries of at least 0 in rising order, but got {known}.")
 
     def formula(n, *starts):
+        def part(i):
+            return called(parts[i], numeric.maximum(n - starts[i - 1], 0.0) if i else n)
+
         if all(map(numeric.is_static, (n, *starts))):  # a table may end where its part does
-            i = sum(not n < start for start in starts)
-            return called(parts[i], n - (0.0, *starts)[i])
-        first, *others = parts
-        value = called(first, n)
-        for start, part in zip(starts, others, strict=True):
-            value = numeric.where(n < start, value, called(part, numeric.maximum(n - start, 0.0)))
+            return part(sum(not n < start for start in starts))
+        value = part(0)
+        for i, start in enumerate(starts, 1):
+            value = numeric.where(n < start, value, part(i))
         return value
 
     return of_step(formula, *starts)

@@ -215,8 +215,4 @@ the blocks that are left over come first
 the matrices of a stack lose their slots between steps
 ~ self.turns += [⟦turn → 0⟧] * matrices
 ? core/test_turns.py algorithms/test_kernels_and_stacks.py -k spread
-= functional_optim/schedules/pieces.py
-a known step of a join counts from the first step of all
-~ called(parts[i], ⟦n - (0.0, *starts)[i] → n⟧)
-? tests/schedules -k join
 """)

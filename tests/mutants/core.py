@@ -21,7 +21,7 @@ a condition is taken for a number of micro-batches
 ~ if not isinstance(found, Tensor) and ⟦found < 1 → False⟧:
 ? core/test_first_mistakes.py
 a condition that is a number counts as many steps
-~ opened = ⟦numeric.float64(_answer("should_transform", should, t) > 0) → _answer("should_transform", should, t)⟧
+~ opened = ⟦numeric.float64 → ⟧(_answer("should_transform", should, t)⟦ > 0 → ⟧)
 ? combinators/test_wrappers.py -k counts_one_step
 = functional_optim/combinators/cautious.py
 cautious takes a negative factor
@@ -257,7 +257,10 @@ keys that heads share take the factor of the first
 ? transforms/test_qk_clip.py -k share
 = functional_optim/schedules/pieces.py
 a part of a join counts from the first step of all
-~ called(part, ⟦numeric.maximum(n - start, 0.0) → n⟧)
+~ called(parts[i], ⟦numeric.maximum(n - starts[i - 1], 0.0) if i else n → n⟧)
+? tests/schedules -k join
+a join calls parts that have ended
+~ ⟦if all(map(numeric.is_static, (n, *starts))) → if False⟧:  # a table
 ? tests/schedules -k join
 = functional_optim/schedules/warm.py
 an exponential warm-up starts at 1
