@@ -21,7 +21,8 @@ a condition is taken for a number of micro-batches
 ~ if not isinstance(found, Tensor) and ⟦found < 1 → False⟧:
 ? core/test_first_mistakes.py
 a condition that is a number counts as many steps
-~ opened = ⟦numeric.float64 → ⟧(_answer("should_transform", should, t)⟦ > 0 → ⟧)
+- opened = numeric.float64(_answer("should_transform", should, t) > 0)
++ opened = _answer("should_transform", should, t)
 ? combinators/test_wrappers.py -k counts_one_step
 = functional_optim/combinators/cautious.py
 cautious takes a negative factor
