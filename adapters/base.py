@@ -19,6 +19,7 @@ from functional_optim.adapters.state.loading import check_loaded, decode_slots, 
 from functional_optim.adapters.state.names import check_distinct, lacking, named
 from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.pickling import without_views
+from functional_optim.adapters.state.places import KEPT
 from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.surroundings import (
@@ -429,7 +430,8 @@ class OptimizerBase(torch.optim.Optimizer):
         return f"{self!r}\n{text_of_groups(self)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {key: vars(self)[key] for key in ("compile", KEY, CAPTURABLE) if key in vars(self)}
+        kept = ("compile", KEY, CAPTURABLE, KEPT)
+        own = {key: vars(self)[key] for key in kept if key in vars(self)}
         own["state"] = without_views(self.state)
         return {**super().__getstate__(), **own}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.hyperparameters import PARAMS
+from functional_optim.adapters.state.places import in_order, remember, remembered
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
 from functional_optim.checkpoint.errors import described, listed, refuse
 from functional_optim.core import base, sharding
@@ -102,7 +103,8 @@ class JointOptimizer(OptimizerBase):
     def _known(self, tx: base.GradientTransformation, values: list[Tensor], first: Tensor) -> Any:
         """The state; missing entries come from `init`.
 
-        Raises RuntimeError if it is that of other trainable parameters.
+        Raises RuntimeError if it is that of other trainable parameters, and ValueError if it is of
+        others in another order.
         """
         old = self.state.get(first) or {}
         fresh = tx.init(values)
@@ -114,6 +116,8 @@ class JointOptimizer(OptimizerBase):
                 "require gradients: parameters were frozen, unfrozen or added; create a new "
                 "optimizer, or undo that."
             )
+        if self.sized is not None:
+            remembered(self, in_order(self._moving()))
         return type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
 
     def _create_state(self) -> None:
@@ -135,6 +139,8 @@ class JointOptimizer(OptimizerBase):
         def finish() -> None:
             write(moving, new)
             self.state[moving[0]] = state._asdict()
+            if self.sized is not None:
+                remember(self, in_order(moving), {})
             if kept is not None:
                 kept.clear()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.joint import check_undivided, checked_closure, undone, write
+from functional_optim.adapters.state.places import in_order, remember, remembered
 from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
@@ -133,6 +134,8 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         before: the initial parameters, emptied once the step is done.
         """
         settings, mesh = settings_of(self.param_groups[0], flat), sharding.mesh_of(flat.leaves)
+        places = in_order(flat.leaves)
+        _, known = remembered(self, places)
         loss = closure()
         old = self.state.get(flat.leaves[0], {})
         here = point(flat), number(loss, mesh), gradient(flat)
@@ -149,6 +152,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
             if run.here:
                 write(flat.leaves, flat.tree(run.x))
             self.state[flat.leaves[0]].update(new)
+            remember(self, places, known)
             before.clear()
 
         held(finish)

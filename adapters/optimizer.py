@@ -55,7 +55,8 @@ class Optimizer(OptimizerBase):
             added.
 
     State of each parameter: `step` and the recipe's slots, under their names. Parts that do not
-    consist of one-tensor rules keep their state, by path, with the first parameter of the group.
+    consist of one-tensor rules keep their state, by path, with the first parameter of the group:
+    parameters may leave such a group, or change places, only together with their names.
 
     `step` counts the steps in which the parameter had a gradient, as in torch.optim. Gates,
     micro-batch counts and plateaus are counts of the optimizer: they advance in each step in which

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.adapters.state.names import check_names, named, place
+from functional_optim.adapters.state.places import KEPT, remember
 from functional_optim.adapters.state.recipes import has_none, is_code, with_code
 from functional_optim.adapters.state.storage import OWN
 from functional_optim.adapters.state.templates import Templates
@@ -100,6 +101,7 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
                 group[name] = x
             elif name in group or is_code(x):
                 group[name] = with_code(group.get(name), x)
+    vars(optimizer).pop(KEPT, None)
     optimizer.check_loaded(given, [set(group) for group in groups])
 
 
@@ -403,6 +405,7 @@ def _check_whole(
     with subtree():
         new = base.unrecorded(tx.init, tree.map(torch.Tensor.detach, values))
     like = dict(tree.items(new))
+    remember(optimizer, {p: path for path, p in named(group)}, {})
     where = f"parameter {place(group, k, 0)}, with which the state of its group is kept,"
     if like and like.keys().isdisjoint(kept):
         return [f"{where} has {listed(sorted(map(str, kept)))}, but needs {listed(sorted(like))}"]

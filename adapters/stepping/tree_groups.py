@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.state.names import check_count, check_distinct, names_of
+from functional_optim.adapters.state.names import check_count, check_distinct, named, names_of
+from functional_optim.adapters.state.places import remember, remembered
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.memory import Written
 from functional_optim.core.numbers import Numbers
@@ -27,6 +28,13 @@ from functional_optim.engine.graphs import check_updates
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
+
+
+UNNAMED = (
+    ". If parameters are passed with their names, as those of model.named_parameters(), they may "
+    "be removed and moved together with these"
+)
+"""What to do if parameters without names are removed or moved."""
 
 
 class TreeGroup:
@@ -48,6 +56,9 @@ class TreeGroup:
         self.place = f"{group}." if unnamed else f"{group}:" if again else ""
         with subtree(), draws.within(self.place):
             self.fresh = self._in_phase(tx.init(self._tree(self.params)))
+        self.places = {p: path for path, p in named(optimizer.param_groups[group])}
+        advice = UNNAMED if self.names is None else ""
+        self.home, self.before = remembered(optimizer, self.places, advice)
 
     def _in_phase(self, fresh: Any) -> Any:
         """A first state with the numbers of the other groups' gates, which are the optimizer's."""
@@ -98,7 +109,7 @@ class TreeGroup:
 
     def state(self) -> Any:
         """The state of the transformation, as stored."""
-        kept = (self.optimizer.state.get(self.params[0]) if self.params else None) or {}
+        kept = (None if self.home is None else self.optimizer.state.get(self.home)) or {}
         return tree.with_leaves(
             self.fresh,
             [
@@ -127,9 +138,18 @@ class TreeGroup:
             for p, value in moved:
                 p.copy_(value)
             if self.params:
-                self.optimizer.state[self.params[0]].update(new)
+                self._keep(new)
 
         return write
+
+    def _keep(self, new: dict[str, Tensor]) -> None:
+        """Store the state with the first parameter."""
+        state, first = self.optimizer.state, self.params[0]
+        if self.home is not None and self.home is not first:
+            state[first].update(state.pop(self.home, {}))
+            self.home = first
+        state[first].update(new)
+        remember(self.optimizer, self.places, self.before)
 
     def _tree(self, values: list[Any]) -> Any:
         return values if self.names is None else dict(zip(self.names, values, strict=True))

@@ -123,7 +123,7 @@ def sam(
     numeric.check_range("sam", "of 0 or more", **hyper)
 
     def scalars(t, total, *, rho, eps):
-        return (rho / (numeric.sqrt(total[0]) + eps),)
+        return (_over(rho, numeric.sqrt(total[0]) + eps),)
 
     ascent = leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="sam")
     return SharpnessAware(ascent, tx)
@@ -182,7 +182,7 @@ def asam(
         return ((scaled * scaled).sum(),)
 
     def scalars(t, total, *, rho, eta, eps):
-        return rho / (numeric.sqrt(total[0]) + eps), eta
+        return _over(rho, numeric.sqrt(total[0]) + eps), eta
 
     def update(g: Tensor, slots: Any, p: Tensor, factor: Any, eta: Any) -> tuple[Tensor, Any]:
         size = p.abs() + eta
@@ -193,3 +193,9 @@ def asam(
         name="asam",
     )  # fmt: skip
     return SharpnessAware(ascent, tx)
+
+
+def _over(rho: Any, norm: Any) -> Any:
+    """rho / norm; 0 if all gradients are 0."""
+    null = norm == 0
+    return numeric.where(null, 0.0, rho / numeric.where(null, 1.0, norm))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import as_parameters, assert_same
+from helpers import as_parameters, assert_same, copy_of, step_object
 from torch.optim import lr_scheduler, swa_utils
 
 import functional_optim as fo
@@ -292,3 +292,118 @@ def test_torchs_schedulers_take_a_schedule_as_a_factor():
     opt.step()
     scheduler.step()
     assert opt.param_groups[0]["lr"] == pytest.approx(0.45)
+
+
+# ---------------------------------------------------------------- the order of a group's parameters
+def momentum():
+    """One transformation of trees, with a momentum for each parameter."""
+
+    def init(params):
+        return {"buf": fo.tree.map(torch.zeros_like, params)}
+
+    def update(grads, state, params=None):
+        new = fo.tree.map(lambda g, m: m if g is None else 0.9 * m + g, grads, state["buf"])
+        return fo.tree.map(lambda m: -0.1 * m, new), {"buf": new}
+
+    return fo.GradientTransformation(init, update)
+
+
+def with_momenta(names=None, copied=None):
+    """Three parameters that step with momentum, and their optimizer after one step."""
+    params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    given = params if names is None else list(zip(names, params, strict=True))
+    opt = adapters.Optimizer(given, momentum)
+    step_object(opt, [[torch.full((2,), x) for x in (1.0, 2.0, 3.0)]])
+    if copied is not None:
+        opt = copied(opt)
+    return opt.param_groups[0], opt
+
+
+def again(opt):
+    """A step with gradients of zero: what the momenta do, by the size of the first gradient."""
+    params = opt.param_groups[0]["params"]
+    before = copy_of(params)
+    for p in params:
+        p.grad = torch.zeros(2)
+    opt.step()
+    moved = [a - b.detach() for a, b in zip(before, params, strict=True)]
+    return [round(x[0].item() / 0.09, 4) for x in moved]
+
+
+CHANGES = {
+    "removed": lambda params: params.pop(1),
+    "first removed": lambda params: params.pop(0),
+    "reversed": lambda params: params.reverse(),
+    "exchanged": lambda params: params.insert(1, params.pop()),
+    "replaced": lambda params: params.__setitem__(1, torch.nn.Parameter(torch.zeros(2))),
+}
+COPIES = {
+    "plain": lambda opt: opt,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda opt: pickle.loads(pickle.dumps(opt)),
+    "loaded": lambda opt: opt.load_state_dict(copy.deepcopy(opt.state_dict())) or opt,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_parameter_takes_the_place_of_another_in_the_state_of_a_tree(change, how):
+    """Their momenta go by index."""
+    group, opt = with_momenta(copied=COPIES[how])
+    order = list(group["params"])
+    CHANGES[change](group["params"])
+    before = copy_of(order)
+    for p in group["params"]:
+        p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"parameter '\d' was .* in an earlier step"):
+        opt.step()
+    assert_same(copy_of(order), before)
+    group["params"][:] = order
+    assert again(opt) == [1.0, 2.0, 3.0]
+    CHANGES[change](group["params"])
+    opt.state.clear()
+    assert again(opt) == [0.0] * len(group["params"])
+
+
+@pytest.mark.parametrize("change", [x for x in CHANGES if x != "replaced"])
+def test_with_names_parameters_of_a_tree_are_removed_and_moved_with_their_state(change):
+    group, opt = with_momenta(names=("a", "b", "c"))
+    sizes = {"a": 1.0, "b": 2.0, "c": 3.0}
+    CHANGES[change](group["params"])
+    CHANGES[change](group["param_names"])
+    for factor in (1.0, 0.9):
+        expected = [round(factor * sizes[name], 4) for name in group["param_names"]]
+        assert again(opt) == expected
+    assert list(opt.state) == [group["params"][0]]
+    _, other = with_momenta(names=("a", "b", "c"))
+    CHANGES[change](other.param_groups[0]["params"])
+    CHANGES[change](other.param_groups[0]["param_names"])
+    other.load_state_dict(opt.state_dict())
+    assert again(other) == [round(0.81 * sizes[name], 4) for name in group["param_names"]]
+
+
+def test_a_tree_may_lose_its_last_parameter_and_get_it_back_or_a_new_one_behind_it():
+    group, opt = with_momenta()
+    last = group["params"].pop()
+    assert again(opt) == [1.0, 2.0]
+    group["params"].append(last)
+    assert again(opt) == [0.9, 1.8, 3.0]
+    group["params"].append(torch.nn.Parameter(torch.zeros(2)))
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    group["params"][0].data = torch.ones(2)
+    assert again(opt) == [0.81, 1.62, 2.7, 0.0]
+    group["params"].pop()
+    group["params"].append(torch.nn.Parameter(torch.zeros(2)))
+    with pytest.raises(ValueError, match=r"parameter '3' was another tensor"):
+        again(opt)
+
+
+def test_a_load_that_fails_keeps_the_places():
+    group, opt = with_momenta()
+    saved = opt.state_dict()
+    wrong = {key: torch.zeros(5) for key in saved["state"][0]}
+    with pytest.raises(ValueError, match="of parameter 0 of group 0"):
+        opt.load_state_dict({**saved, "state": {0: wrong}})
+    group["params"].reverse()
+    with pytest.raises(ValueError, match=r"in an earlier step"):
+        again(opt)

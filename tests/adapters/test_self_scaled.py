@@ -250,3 +250,27 @@ def test_a_closure_that_does_not_clear_the_gradients_is_refused(name):
         opt.step(adding)
     assert torch.equal(w, start())
     assert float(w.grad.abs().max()) < 1e4
+
+
+@pytest.mark.parametrize("change", ["exchanged", "reversed"])
+@pytest.mark.parametrize("make", [adapters.SSBFGS, adapters.SSBroyden, adapters.LBFGS])
+def test_parameters_in_another_order_do_not_take_the_curvatures_of_others(make, change):
+    """All of a state of one vector goes by the places of its elements."""
+    params = [nn.Parameter(torch.full((2,), x, dtype=torch.float64)) for x in (1.0, 2.0, 3.0)]
+    opt = make(params, max_iter=2)
+    order = opt.param_groups[0]["params"]
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = sum([(k + 1) * (p - 5).square().sum() for k, p in enumerate(params)])
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    before = [p.detach().clone() for p in params]
+    order[:] = [order[0], *order[:0:-1]] if change == "exchanged" else order[::-1]
+    with pytest.raises((RuntimeError, ValueError), match=r"other parameters|in an earlier step"):
+        opt.step(closure)
+    assert all(torch.equal(p, x) for p, x in zip(params, before, strict=True))
+    order[:] = params
+    opt.step(closure)

@@ -275,3 +275,18 @@ def test_a_closure_that_does_not_clear_the_gradients_is_refused(dtype, set_to_no
         assert max(float(p.grad.detach().abs().max()) for p in (a, b)) < 10  # not the mark
     opt.step(closure)
     assert not torch.equal(a, held[0])
+
+
+@pytest.mark.parametrize("eps", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("make", [fo.sam, fo.asam])
+def test_gradients_of_zero_make_no_step_uphill_without_an_eps(make, eps):
+    """The loss is flat there, so there is no direction."""
+    w, met = torch.tensor([1.0, 2.0]), []
+
+    def flat(p):
+        met.append(p)
+        return torch.ones(2)
+
+    tx = make(fo.sgd(0.5), eps=eps)
+    updates, _ = tx.update(torch.zeros(2), tx.init(w), w, grad_fn=flat)
+    assert_same((met[0], updates), (w, torch.full((2,), -0.5)))
