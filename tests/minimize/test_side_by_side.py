@@ -137,6 +137,25 @@ def test_derivatives_of_solutions(method, bounds):
         assert not J[at_bound].any()
 
 
+SOLVED = [(fo.least_squares, "lm"), (fo.minimize, None), (fo.minimize, "newton-cg")]
+SOLVED += [(fo.root, "newton"), (fo.root, "broyden")]
+
+
+@pytest.mark.parametrize(("solver", "method"), SOLVED)
+def test_none_in_args_is_no_argument(solver, method):
+    y = (torch.rand(3, 2, dtype=torch.float64) + 0.5).requires_grad_()
+
+    def fun(x, args):
+        r = x - args["y"] * args["pair"][0]
+        return r.square().sum() if solver is fo.minimize else r
+
+    args = {"y": y, "pair": (torch.full((3,), 2), None)}
+    found = solver(fun, torch.zeros_like(y), (args,), method=method, batched=True)
+    torch.testing.assert_close(found.x, 2 * y)
+    (derived,) = torch.autograd.grad(found.x.sum(), y)
+    torch.testing.assert_close(derived, torch.full_like(y, 2.0))
+
+
 # ---------------------------------------------------------------- compiled
 def solved(method: str, x0: Tensor, a: Tensor, **how: Any) -> Any:
     if method in ("newton", "broyden"):
