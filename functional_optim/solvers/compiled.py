@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -38,25 +39,24 @@ _steps: OrderedDict[Any, CompiledCall] = OrderedDict()
 
 
 class Same:
-    """A key for a function without a hash: this object."""
+    """A key that is equal for one object alone, whatever its own equality says."""
 
-    def __init__(self, function: Any) -> None:
-        self.function = function
+    def __init__(self, known: Any) -> None:
+        self.known = known
 
     def __hash__(self) -> int:
-        return id(self.function)
+        return id(self.known)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.function is self.function
+        return isinstance(other, Same) and other.known is self.known
 
 
 def key_of(function: Any) -> Any:
-    """What a function is known by."""
-    try:
-        hash(function)
-    except TypeError:
-        return Same(function)
-    return function
+    """What a function is known by: itself, since equal ones may do different things; a method, made
+    anew each time, by its object."""
+    if isinstance(function, MethodType):
+        return Same(function.__self__), Same(function.__func__)
+    return Same(function)
 
 
 def in_blocks(key: Any, evaluate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

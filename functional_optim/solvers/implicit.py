@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import debug_unwrap, grad, jacfwd, vmap
+from torch.func import debug_unwrap, grad, jacfwd
 
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.losses import Loss
-from functional_optim.solvers.residuals import as_vector
+from functional_optim.solvers.residuals import as_vector, for_each
 
 ORDERS = 2
 """Order of correct derivatives of the solution: steps of Newton's method."""
@@ -69,7 +69,7 @@ class ProblemFunction:
 
     def of_all(self, f: Callable[..., Tensor], x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """f(x, args) of each problem; x: (B, n)."""
-        return vmap(f)(x, args) if self.batched else f(x[0], args).unsqueeze(0)
+        return for_each(f, x, args) if self.batched else f(x[0], args).unsqueeze(0)
 
 
 class Cost(ProblemFunction):

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, jvp, vmap
+from torch.func import grad, grad_and_value, jvp
 
 from functional_optim import tree
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers.given import check_recorded
-from functional_optim.solvers.residuals import searched
+from functional_optim.solvers.residuals import for_each, searched
 
 
 def number(value: Any) -> Tensor:
@@ -60,7 +60,7 @@ class Objective:
 
     def together(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """The same of many problems, as transforms of torch.func, in the dtype of x."""
-        g, f = vmap(grad_and_value(self.single))(x, *args)
+        g, f = for_each(grad_and_value(self.single), x, *args)
         return f, g
 
     def _derived(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class Objective:
             return f.unsqueeze(0), g.unsqueeze(0)
         x = searched(x)
         with torch.enable_grad():
-            f = vmap(self.single)(x, *args) if self.batched else self.single(x[0]).unsqueeze(0)
+            f = for_each(self.single, x, *args) if self.batched else self.single(x[0]).unsqueeze(0)
             if not self.known:
                 check_recorded("minimize", f, x)
                 self.known = True
@@ -91,13 +91,13 @@ class Objective:
                     return jvp(lambda x: grad(self.single)(x, *own), (x,), (v,))[1]
 
                 v = v.to(x.dtype)
-                found = vmap(one)(x, v, *args) if self.batched else one(x[0], v[0]).unsqueeze(0)
+                found = for_each(one, x, v, *args) if self.batched else one(x[0], v[0]).unsqueeze(0)
                 return found.detach().to(torch.float64)
 
             return pushed
         point = searched(x)
         with torch.enable_grad():
-            f = vmap(self.single)(point, *args) if self.batched else self.single(point[0])
+            f = for_each(self.single, point, *args) if self.batched else self.single(point[0])
             g = None
             if f.requires_grad:
                 (g,) = torch.autograd.grad(f.sum(), point, create_graph=True)

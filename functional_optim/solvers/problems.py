@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import residuals
 from functional_optim.solvers.losses import Loss
-from functional_optim.solvers.residuals import as_vector
+from functional_optim.solvers.residuals import as_vector, for_each
 
 
 class Problem:
@@ -84,8 +83,7 @@ class Problem:
         return (r64 * factor).unsqueeze(0), (forward, backward)
 
     def _side_by_side(self, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
-        each = vmap(self.single)
-        return lambda x: each(x, *args)
+        return lambda x: for_each(self.single, x, *args)
 
 
 class OneProblem(Problem):

@@ -73,7 +73,8 @@ def run(
 
     begin, step = of(problem)
     if compile:
-        key = (name, key_of(problem.fun), problem.one.layout, rules)
+        one = problem.one
+        key = (name, key_of(problem.fun), one.layout, tree.structure(one.like), rules)
         make, single = (lambda evaluate: of(problem.of_one(evaluate))), problem.single
         found = solve(key, make, single, x, args, data, see) if library else None
         if found is not None:
@@ -116,7 +117,8 @@ def solve(
     now = _called(evaluate, x, args)
     if now is None:
         return None
-    key = (key, x.device, *[(a.dtype, a.shape[1:]) for a in (x, *leaves)])
+    looks = [(a.dtype, a.shape[1:]) for a in (x, *leaves)]
+    key = (key, x.device, tree.structure(data), *looks)
     known = _known.get(key)
     if known is None or known.calls != now.calls:
         known = _made(make, evaluate, x[:1], data, now)

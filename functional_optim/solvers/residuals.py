@@ -171,6 +171,11 @@ def as_vector(value: Any) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def for_each(f: Callable[..., Any], *given: Any) -> Any:
+    """f of each problem, for trees of tensors (B, ...). torch.vmap alone refuses None in them."""
+    return vmap(lambda *own: f(*tree.with_leaves(given, [*own])))(*tree.leaves(given))
+
+
 def searched(x: Tensor) -> Tensor:
     """A solver's x, from which autograd records. A solver inside of the function knows it."""
     point: Any = x.detach().requires_grad_()

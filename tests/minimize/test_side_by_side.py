@@ -1,5 +1,6 @@
 """Many minima side by side: each as it would be alone, compiled too; derivatives of solutions."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -136,6 +137,25 @@ def test_derivatives_of_solutions(method, bounds):
         assert not J[at_bound].any()
 
 
+SOLVED = [(fo.least_squares, "lm"), (fo.minimize, None), (fo.minimize, "newton-cg")]
+SOLVED += [(fo.root, "newton"), (fo.root, "broyden")]
+
+
+@pytest.mark.parametrize(("solver", "method"), SOLVED)
+def test_none_in_args_is_no_argument(solver, method):
+    y = (torch.rand(3, 2, dtype=torch.float64) + 0.5).requires_grad_()
+
+    def fun(x, args):
+        r = x - args["y"] * args["pair"][0]
+        return r.square().sum() if solver is fo.minimize else r
+
+    args = {"y": y, "pair": (torch.full((3,), 2), None)}
+    found = solver(fun, torch.zeros_like(y), (args,), method=method, batched=True)
+    torch.testing.assert_close(found.x, 2 * y)
+    (derived,) = torch.autograd.grad(found.x.sum(), y)
+    torch.testing.assert_close(derived, torch.full_like(y, 2.0))
+
+
 # ---------------------------------------------------------------- compiled
 def solved(method: str, x0: Tensor, a: Tensor, **how: Any) -> Any:
     if method in ("newton", "broyden"):
@@ -169,6 +189,34 @@ def test_one_graph_or_library_solves_any_number_of_problems(method, fresh_dynamo
     few = solved(method, x0[20:30], a[20:30], compile=True)
     assert torch.equal(few.x, found.x[20:30])
     assert len(graphs) == count
+    compiled._steps.clear()
+
+
+@dataclass(frozen=True)
+class Bowl:
+    name: str
+    center: Tensor = field(compare=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x - self.center).square().sum()
+
+
+def test_a_graph_is_that_of_one_function_and_one_tree(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda fun, **how: fun)
+    compiled._steps.clear()
+    x0 = torch.zeros(3, 2, dtype=torch.float64)
+    how: Any = {"method": "newton-cg", "batched": True, "compile": True}
+    for center in (torch.ones(2).double(), torch.full((2,), 3.0).double()):
+        found = fo.minimize(Bowl("equal to the other", center), x0, **how)
+        torch.testing.assert_close(found.x, center.expand(3, 2))
+
+    def fitted(p: dict[str, Tensor]) -> Tensor:
+        p = {"a": torch.ones(2), "b": torch.ones(2), **p}
+        return (p["a"] - 1).square().sum() + (p["b"] - 3).square().sum()
+
+    for name, end in (("a", 1.0), ("b", 3.0)):
+        x = fo.minimize(fitted, {name: x0}, **how).x
+        torch.testing.assert_close(x[name], torch.full_like(x0, end))
     compiled._steps.clear()
 
 
