@@ -199,7 +199,7 @@ def checked_closure(who: str, closure: Any) -> Callable[[], Any]:
 def cleared(who: str, params: Sequence[Tensor], advice: str) -> Iterator[None]:
     """Raise RuntimeError if gradients are added to those from before, rather than cleared first.
 
-    The smallest gradient is replaced by a number that absorbs any other added to it.
+    The smallest gradient is replaced by numbers so large that others added to them change little.
 
     advice: how to accumulate gradients over micro-batches.
     """
@@ -209,13 +209,13 @@ def cleared(who: str, params: Sequence[Tensor], advice: str) -> Iterator[None]:
         yield
         return
     p, before = min(dense, key=lambda pair: pair[0].numel())
-    number = torch.finfo(before.dtype).max / 2
-    mark = p.grad = torch.full_like(before, number)
+    mark = p.grad = _mark(before.detach())
+    large = mark.clone()
     try:
         yield
         found = p.grad
         added = found is mark or (found is not None and found.requires_grad)  # by create_graph
-        if added and bool((found == number).all()):
+        if added and _was_added(found.detach(), large, before.detach()):
             p.grad = before
             raise RuntimeError(
                 f"{who} got a closure that does not clear the gradients, so those at several "
@@ -226,6 +226,25 @@ def cleared(who: str, params: Sequence[Tensor], advice: str) -> Iterator[None]:
         if p.grad is mark:
             p.grad = before
         raise
+
+
+def _mark(g: Tensor) -> Tensor:
+    """Large numbers like a gradient, of the other sign: their sum with another one is finite."""
+    if g.is_complex():
+        return torch.complex(_mark(g.real), _mark(g.imag))
+    large = torch.full_like(g, torch.finfo(g.dtype).max / 2)
+    return torch.where(g > 0, -large, large)
+
+
+def _was_added(x: Tensor, mark: Tensor, g: Tensor) -> bool:
+    """Whether a tensor is rather a gradient like g added to a mark than one like g alone. In
+    float16 a mark does not absorb it."""
+    if x.is_complex():
+        parts = (x.real, mark.real, g.real), (x.imag, mark.imag, g.imag)
+        return all(_was_added(*part) for part in parts)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    change = x.to(wide) - g.to(wide)
+    return bool(((change - mark.to(wide)).abs() < change.abs()).all())
 
 
 def write(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:

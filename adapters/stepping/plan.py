@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from itertools import chain
 from operator import is_not
@@ -213,6 +214,7 @@ class OptimizerPlan(StepPlan):
         given = [storage_of(optimizer, group) for group in groups]
         self.placeholders = [Placeholders(*own, *filter(callable, [x])) for x in given]
         self.settings = _settings(optimizer)
+        self.names = [copy(group.get("param_names")) for group in groups]
         self.hyper = list(map(host_values, groups))
         self.constants = list(map(constants, groups))
         transforms = [
@@ -325,6 +327,8 @@ class OptimizerPlan(StepPlan):
         found = self.guard.gradients(optimizer.param_groups, optimizer.state, self.constants)
         if found is None or any(map(is_not, self.settings, _settings(optimizer))):
             return None
+        if self.names != [group.get("param_names") for group in optimizer.param_groups]:
+            return None  # by which recipes select parameters
         grads, changed = found
         return grads if not changed or self._take_numbers(optimizer, changed) else None
 

@@ -284,6 +284,31 @@ def test_named_parameters_keep_their_names():
         adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_new_names_select_parameters_from_the_next_step_on(compile):
+    """Whether the list of names is another one, or was edited."""
+
+    def recipe(lr):
+        rates = {"slow": fo.sgd(lr), "fast": fo.sgd(10 * lr)}
+        return fo.partition(rates, {"a": "slow", "*": "fast"})
+
+    a, b = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    opt = adapters.Optimizer([("a", a), ("b", b)], recipe, compile=compile, lr=1.0)
+
+    def moves():
+        before = copy_of([a, b])
+        for _ in range(2):
+            a.grad, b.grad = torch.ones(2), torch.ones(2)
+            opt.step()
+        return [(old - p)[0].item() / 2 for p, old in zip((a, b), before, strict=True)]
+
+    assert moves() == [1.0, 10.0]
+    opt.param_groups[0]["param_names"] = ["b", "a"]
+    assert moves() == [10.0, 1.0]
+    opt.param_groups[0]["param_names"][:] = ["a", "b"]
+    assert moves() == [1.0, 10.0]
+
+
 def test_parameters_of_one_name_are_refused_where_a_group_is_one_tree():
     """The tree would have only the last of them, and the others would not move."""
     pairs = [("w", torch.nn.Parameter(torch.ones(2))) for _ in range(2)]
