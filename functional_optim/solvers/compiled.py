@@ -52,8 +52,8 @@ class Same:
 
 
 def key_of(function: Any) -> Any:
-    """What a function is known by: itself, since equal ones may do different things; a method, made
-    anew each time, by its object."""
+    """What a function is known by: itself, since equal ones may do different things; a method, of
+    which each access makes another one, by its object."""
     if isinstance(function, MethodType):
         return Same(function.__self__), Same(function.__func__)
     return Same(function)
