@@ -45,7 +45,9 @@ def remembered(
 
     Raises ValueError if a parameter would take the state of another one.
     """
-    first = next(iter(places), None)
+    if not places:
+        return None, {}
+    first = next(iter(places))
     others = {p for group in optimizer.param_groups for p in group["params"]}.difference(places)
     found: tuple[Tensor | None, Places] = first, {}
     for home, before in vars(optimizer).get(KEPT, {}).items():
