@@ -63,7 +63,8 @@ class DividedExecutor(KernelExecutor):
             where = _spec(x) if sharding.is_sharded(x) else (None, None)
             if where is None or (where[1] == 0 and where != spec):
                 return None
-        if not all(x.is_contiguous() for x in map(sharding.shard, (p, *present(slots)))):
+        every = (p, *present(slots))  # a single row is contiguous however the whole tensor lies
+        if not all(x.is_contiguous() for x in (*every, *map(sharding.shard, every))):
             return None
         return (spec, *kind_of(g, p, slots))
 

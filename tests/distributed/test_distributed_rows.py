@@ -24,6 +24,7 @@ SHAPES = {
     "vector": (5,),
 }
 EMPTY_FIRST = {"empty": (0, 3), **SHAPES}
+COLUMNS = {"matrix": (3, 4), "pair": (2, 3)}  # one row is contiguous, two are not
 STEPS = 4
 
 REDUCING = (
@@ -101,10 +102,16 @@ def parts(mesh, folder):
     found["rows-failed"] = lambda: failed(divide, per_tensor.LARGE)
     found["rows-failed-late"] = lambda: failed(divide, 0)
     found["rows-in-buckets"] = lambda: in_buckets(lambda: fo.adafactor(), divide)
+    found["rows-columns"] = lambda: train(lambda: fo.lamb(0.1), by_columns(mesh), COLUMNS)
     found["rows-own"] = lambda: train(lambda: norms(0.1), divide)
     found["rows-nan"] = lambda: train(lambda: norms(0.1), divide, spoiled="matrix")
     found["rows-compile"] = lambda: step_functionally(divide)
     return found
+
+
+def by_columns(mesh):
+    """Divides along rows, but stores column by column."""
+    return lambda x: distribute_tensor(x.t().contiguous(), mesh, [Shard(1)]).t()
 
 
 def step_functionally(divide):
@@ -149,6 +156,7 @@ def test_a_rule_of_ones_own(name, spoiled, both):
 ODD = {
     "buckets that share scratch memory": ("in-buckets", fo.adafactor, ()),
     "an empty tensor without kernels": ("eager", fo.adam_mini, (EMPTY_FIRST,)),
+    "a single row of columns": ("columns", lambda: fo.lamb(0.1), (COLUMNS,)),
     # DTensor gathers the dimension of size 1 of `single` in the sum with its update
     "complex tensors": ("complex", lambda: fo.lamb(0.1), (SHAPES, torch.complex128)),
 }
