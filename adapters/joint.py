@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.hyperparameters import PARAMS
-from functional_optim.adapters.state.places import in_order, remember, remembered
+from functional_optim.adapters.state.places import check_places, in_order, remember
 from functional_optim.adapters.state.recipes import check_arguments, check_iterable
 from functional_optim.checkpoint.errors import described, listed, refuse
 from functional_optim.core import base, sharding
@@ -117,7 +117,7 @@ class JointOptimizer(OptimizerBase):
                 "optimizer, or undo that."
             )
         if self.sized is not None:
-            remembered(self, in_order(self._moving()))
+            check_places(self, in_order(self._moving()))
         return type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
 
     def _create_state(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.joint import check_undivided, checked_closure, undone, write
-from functional_optim.adapters.state.places import in_order, remember, remembered
+from functional_optim.adapters.state.places import check_places, in_order, remember, remembered
 from functional_optim.adapters.stepping.loss import check_loss
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
@@ -135,6 +135,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         """
         settings, mesh = settings_of(self.param_groups[0], flat), sharding.mesh_of(flat.leaves)
         places = in_order(flat.leaves)
+        check_places(self, places)
         _, known = remembered(self, places)
         loss = closure()
         old = self.state.get(flat.leaves[0], {})

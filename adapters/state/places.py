@@ -6,7 +6,7 @@ optimizer remembers both, because other code may change `group["params"]` betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -36,27 +36,32 @@ def remember(optimizer: OptimizerBase, places: Places, before: Places) -> None:
     own[KEPT] = known  # a new dict: `transaction` restores the old one
 
 
-def remembered(
-    optimizer: OptimizerBase, places: Places, advice: str = ""
-) -> tuple[Tensor | None, Places]:
-    """The parameter with which the state of these parameters is kept, and their earlier places.
+def check_places(optimizer: OptimizerBase, places: Places, advice: str = "") -> None:
+    """Raise ValueError if a parameter would take the state of another one.
 
     places: those that the parameters have now. advice: added to the error.
-
-    Raises ValueError if a parameter would take the state of another one.
     """
-    if not places:
-        return None, {}
-    first = next(iter(places))
-    others = {p for group in optimizer.param_groups for p in group["params"]}.difference(places)
+    for _, before in _earlier(optimizer, places):
+        _check(places, before, advice)
+
+
+def remembered(optimizer: OptimizerBase, places: Places) -> tuple[Tensor | None, Places]:
+    """The parameter with which the state of these parameters is kept, and their earlier places."""
+    first = next(iter(places), None)
     found: tuple[Tensor | None, Places] = first, {}
+    for home, before in _earlier(optimizer, places):
+        if home is first or not optimizer.state.get(first):
+            found = home, before
+    return found
+
+
+def _earlier(optimizer: OptimizerBase, places: Places) -> Iterator[tuple[Tensor, Places]]:
+    """For each state of these parameters, the one with which it is kept, and the places in it."""
+    others = {p for group in optimizer.param_groups for p in group["params"]}.difference(places)
     for home, before in vars(optimizer).get(KEPT, {}).items():
         mine = home in places or not (home in others or places.keys().isdisjoint(before))
         if mine and optimizer.state.get(home):
-            _check(places, before, advice)
-            if home is first or not optimizer.state.get(first):
-                found = home, before
-    return found
+            yield home, before
 
 
 def _check(places: Places, before: Places, advice: str) -> None:

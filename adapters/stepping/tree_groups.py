@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.adapters.state.names import check_count, check_distinct, named, names_of
-from functional_optim.adapters.state.places import remember, remembered
+from functional_optim.adapters.state.places import check_places, remember, remembered
 from functional_optim.core import base, draws, sharding
 from functional_optim.core.memory import Written
 from functional_optim.core.numbers import Numbers
@@ -57,8 +57,8 @@ class TreeGroup:
         with subtree(), draws.within(self.place):
             self.fresh = self._in_phase(tx.init(self._tree(self.params)))
         self.places = {p: path for path, p in named(optimizer.param_groups[group])}
-        advice = UNNAMED if self.names is None else ""
-        self.home, self.before = remembered(optimizer, self.places, advice)
+        check_places(optimizer, self.places, UNNAMED if self.names is None else "")
+        self.home, self.before = remembered(optimizer, self.places)
 
     def _in_phase(self, fresh: Any) -> Any:
         """A first state with the numbers of the other groups' gates, which are the optimizer's."""

@@ -354,10 +354,8 @@ def stored_carry(
     counts = count_keys(placements, layout)
 
     def stored(key: str, value: Any) -> Tensor:
-        dtype, device = torch.float64 if key in counts else old[key].dtype, old[key].device
-        if isinstance(value, Tensor):
-            return value.to(device, dtype, copy=True)
-        return torch.as_tensor(value, dtype=dtype, device=device)
+        dtype = torch.float64 if key in counts else old[key].dtype
+        return numeric.stored(value, old[key].device, dtype=dtype)
 
     return {
         key: stored(key, value)

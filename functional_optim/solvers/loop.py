@@ -124,10 +124,11 @@ def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
     ones = torch.ones_like(at.cost)
     mu, unit = FIRST_DAMPING * ones, (2 * at.cost).sqrt() if rules.scaled else ones
     if columns is None or not rules.scaled:  # D are no norms of columns, which may be smaller
-        size = (at.diagonal / (D * D)).amax(-1)
         if columns is None:  # the curvature along the gradient
             along = problem.products(x, rules.loss)[1][0](at.g / (D * D))
             size = (along * along).sum(-1) / (at.g / D).square().sum(-1)
+        else:
+            size = (at.diagonal / (D * D)).amax(-1)
         mu = torch.where((size > 0) & (size < 1), size, 1.0) * mu
     if rules.method == "dogleg":
         size = norm(stepped(rules, D, r) * x.to(torch.float64))
