@@ -72,17 +72,29 @@ class Reconstructible:
 
 
 class ReconstructibleFunction(Reconstructible):
-    """A function created by a factory, such as a schedule."""
+    """A function created by a factory, such as a schedule.
+
+    Its `__dict__` is empty, like a function's: torch's LambdaLR puts that of a callable object into
+    its state_dict.
+    """
+
+    __slots__ = ("__wrapped__", "made")
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
+        self.__wrapped__ = function
+        self.made = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Those of the function: what `functools.update_wrapper` copies."""
+        if name.startswith("__") and name not in functools.WRAPPER_ASSIGNMENTS:
+            raise AttributeError(f"{self!r} has no attribute {name!r}.")
+        return getattr(self.__wrapped__, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        return self.__wrapped__(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return repr(self.function) if self.made is None else text_of(self.made)
+        return repr(self.__wrapped__) if self.made is None else text_of(self.made)
 
 
 def factory(make: Callable[P, T]) -> Callable[P, T]:

@@ -286,12 +286,23 @@ def test_gradient_free_refuses_them_too():
     assert opt.param_groups[0]["name"] == "all"
 
 
-def test_torchs_schedulers_take_a_schedule_as_a_factor():
-    opt = adapters.SGD(two(), lr=0.5)
-    scheduler = lr_scheduler.LambdaLR(opt, fo.schedules.linear(1.0, 0.0, 10))
+def test_torchs_schedulers_take_a_schedule_as_a_factor(tmp_path):
+    """Their checkpoints hold nothing of it, as of any function: a new one stays."""
+
+    def scheduled(end):
+        opt = adapters.SGD(two(), lr=0.5)
+        return opt, lr_scheduler.LambdaLR(opt, fo.schedules.linear(1.0, end, 10))
+
+    opt, scheduler = scheduled(0.0)
     opt.step()
     scheduler.step()
     assert opt.param_groups[0]["lr"] == pytest.approx(0.45)
+    torch.save(scheduler.state_dict(), tmp_path / "scheduler.pt")
+    opt, scheduler = scheduled(0.5)
+    scheduler.load_state_dict(torch.load(tmp_path / "scheduler.pt"))
+    opt.step()
+    scheduler.step()
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.45)  # the second of 10 steps to 0.5
 
 
 # ---------------------------------------------------------------- the order of a group's parameters
