@@ -36,9 +36,6 @@ a rule of somebody else counts as one of this package
 in a step like the last one a slot shares the gradient's memory
 ~ x.clone() if ⟦x is not None and x.untyped_storage().data_ptr() in places → False⟧ else x
 ? core/test_memory.py
-a state carries the tensor of a hyperparameter
-~ value.to(device, dtype⟦, copy=True → ⟧)
-? core/test_memory.py -k of_a_hyperparameter
 a shrunk storage looks as before
 ~ all(plain) and check(*leaves)⟦ and list(map(_bytes, leaves)) == sizes → ⟧
 ? engine/test_wrong_tensors.py
@@ -184,6 +181,9 @@ a slot's shape is not compared
 ~ if wanted and y is not None and ⟦theirs != ours → len(theirs) != len(ours)⟧:
 ? core/test_errors.py -k *
 = functional_optim/numeric.py
+a state carries the tensor of a hyperparameter
+~ x.to(device=device, dtype=dtype⟦, copy=True → ⟧)
+? core/test_memory.py -k of_a_hyperparameter
 infinity is no maximum beside a NaN
 ~ return a if a >= b ⟦or a != a  → ⟧else b
 ? core/test_numeric.py -k maximum

@@ -229,7 +229,7 @@ sums over rows are those of one process
 ~ dist.all_reduce(⟦x → x.clone()⟧, group=self.processes, async_op=True)
 ? distributed/test_distributed_rows.py -k lamb
 processes choose by their own rows alone
-~ for x in (⟦*every, → ⟧*map(sharding.shard, every))):
+~ for x in ⟦(*every, *map(sharding.shard, every)) → map(sharding.shard, every)⟧):
 ? distributed/test_distributed_rows.py -k columns
 two lanes of passes write into one memory
 ~ launch.use(⟦memory → self.__dict__.setdefault("one", torch.empty(1 << 20, dtype=torch.uint8))⟧)
