@@ -331,9 +331,7 @@ def _walked_chain(
     def key(*names: str) -> str:
         return ".".join(["state", *[name for name in names if name]])
 
-    own = [name for name, x in state.slots.items() if isinstance(x, Tensor)]
-    if own and not isinstance(params, Tensor):  # slots that this vector lacks
-        own += [name for name, x in state.slots.items() if x is None]
+    own = [name for name, x in state.slots.items() if x is None or isinstance(x, Tensor)]
     paths = [path for path, _ in tree.items(params)]
     leaves = dict(tree.items(params))
     if own and paths != [""]:  # `flatten` passes all parameters as one vector

@@ -39,6 +39,11 @@ class SharpnessAware(Wrapped):
                 f"{ascent.placements[0].name} changes gradients, but a method for residuals or "
                 "values reads none; leave it out."
             )
+        if "grad_fn" in inner.extra:
+            raise TypeError(
+                f"{ascent.placements[0].name} does not pass grad_fn on, but the transformation "
+                "inside takes it, too; leave out one of them, such as the inner of two sam."
+            )
         ascent = without(freezing_rules(inner), ascent)
 
         def init(params: Any) -> SamState:
@@ -100,7 +105,8 @@ def sam(
 
     Raises:
         ValueError: for a negative number.
-        TypeError: from update, without a `grad_fn`.
+        TypeError: if tx takes `grad_fn`, too, as another `sam` does; from update, without a
+            `grad_fn`.
 
     `compile_train_step` provides `grad_fn`, and `adapters.SAM` calls a closure twice.
     Statistics of batch norm are updated at both points.

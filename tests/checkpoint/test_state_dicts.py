@@ -54,6 +54,9 @@ def test_a_recipe_goes_on_bitwise(case):
 WHOLE = {
     "flatten": lambda: fo.flatten(fo.chain(fo.clip_by_global_norm(0.5), fo.adam(0.1))),
     "flatten packed": lambda: fo.flatten(fo.stored(fo.adamw(0.1), "int8", min_size=0)),
+    "flatten nothing": lambda: fo.flatten(
+        fo.chain(fo.masked(fo.trace(0.9), lambda path, p: p.dim() > 1), fo.scale_by_lr(0.1))
+    ),
     "with_schedule": lambda: fo.with_schedule(
         fo.adamw, lr=fo.schedules.linear(0.1, 0.0, 9), betas=(0.8, 0.9)
     ),

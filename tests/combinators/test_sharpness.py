@@ -288,6 +288,14 @@ def test_a_closure_that_does_not_clear_the_gradients_is_refused(dtype, start, se
     assert not torch.equal(a, held[0])
 
 
+@pytest.mark.parametrize("make", [fo.sam, fo.asam])
+@pytest.mark.parametrize("wrap", [lambda tx: tx, lambda tx: fo.chain(fo.clip_by_value(1.0), tx)])
+def test_one_around_another_is_refused_at_once(make, wrap):
+    """The inner one would get no `grad_fn`."""
+    with pytest.raises(TypeError, match="sam does not pass grad_fn on, but the transf"):
+        make(wrap(fo.asam(SGD)))
+
+
 @pytest.mark.parametrize("eps", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
 @pytest.mark.parametrize("make", [fo.sam, fo.asam])
 def test_gradients_of_zero_make_no_step_uphill_without_an_eps(make, eps):

@@ -85,6 +85,9 @@ the decay of a scale has the wrong sign
 ASAM goes uphill by |w| in place of its square
 ~ factor * size * ⟦size *  → ⟧g
 ? combinators/test_sharpness.py -k papers
+sam around sam asks for what it has got
+~         if ⟦"grad_fn" in inner.extra → False⟧:
+? combinators/test_sharpness.py -k one_around_another
 = functional_optim/combinators/offload.py
 a full disk ends the process at a write
 ~ ⟦os.posix_fallocate(handle, 0, size) → pass⟧
