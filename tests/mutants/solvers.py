@@ -95,6 +95,9 @@ gradients of frozen leaves reach L-BFGS
 bounds are rounded to nearest
 ~ if ⟦inwards is not None → False⟧:
 ? least_squares/test_bounds.py -k digits
+a tensor on the meta device is blamed on torch.vmap
+~ if any(⟦x.is_meta → False⟧ for x in tensors):
+? least_squares/test_bad_input.py -k meta
 = adapters/least_squares.py
 a closure that raises leaves the trial's parameters
 ~ with restored(⟦self.params, self.before → [], []⟧):
