@@ -19,7 +19,7 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.solvers import linear
 from functional_optim.solvers.linear import Kind
-from functional_optim.solvers.steps import FromResiduals, here, number, vector_view
+from functional_optim.solvers.steps import FromResiduals, Here, here, number, vector_view
 from functional_optim.transforms.scaling import scale_by_lr
 
 
@@ -84,14 +84,24 @@ def scale_by_gauss_newton(
         mu = torch.as_tensor(now, dtype=torch.float64, device=at.x.device)
         p, found = linear.solve(at.kind, at.system, mu, torch.ones_like(at.diagonal))
         if not modes.traced() and not bool(found):
-            raise ValueError(
-                "the residuals do not determine the step, since JᵀJ is singular; no parameter was "
-                "changed. Set damping above 0, or use levenberg_marquardt."
-            )
+            raise ValueError(_singular(at))
         u = torch.where(found, -p, -0.0).to(at.x.dtype)
         return at.flat.tree(u, stored=False), GaussNewtonState(t, at.cost)
 
     return FromResiduals(init, update)
+
+
+def _singular(at: Here) -> str:
+    """That a linear solver found no step, and what to do."""
+    matrix, advice = "JᵀJ", "Set damping above 0"
+    if at.kind == "kernel":
+        matrix = "JJᵀ"
+        if at.system.r.numel() > at.flat.size:
+            advice = "Choose another linear_solver, since there are more residuals than parameters"
+    return (
+        f"linear_solver {at.kind!r} finds no step, since {matrix} is singular; no parameter was "
+        f"changed. {advice}, or use levenberg_marquardt."
+    )
 
 
 @factory

@@ -43,15 +43,15 @@ def solver_input(
     Raises:
         TypeError: for a function of other arguments, for parameters that are not real
             floating-point tensors and, in a batch, for args that are not tensors.
-        ValueError: under torch.vmap, if args and x0 have different numbers of problems, if a batch
-            has none, and for other arguments with derivatives.
+        ValueError: under torch.vmap, for tensors on the meta device, if args and x0 have different
+            numbers of problems, if a batch has none, and for other arguments with derivatives.
         RuntimeError: in torch's inference mode.
     """
     check_derivatives(name)
     check_constant(name, others)
     x0, args, *rest = constants((x0, args, *others))
     check_start(x0)
-    check_known(name, (x0, args))
+    check_known(name, (x0, args, *rest))
     flat = Ravel(x0, batched=batched)
     if batched and not flat.leaves[0].shape[0]:
         raise ValueError(f"{name} got a batch without problems; pass x0 with one problem or more.")
@@ -192,9 +192,14 @@ def check_start(x0: Any) -> None:
 
 
 def check_known(name: str, trees: Any) -> None:
-    """Raise ValueError under torch.vmap, where loops cannot depend on values. name: of the
-    solver."""
+    """Raise ValueError for tensors without values: those on the meta device, and those under
+    torch.vmap, where loops cannot depend on values. name: of the solver."""
     tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
+    if any(x.is_meta for x in tensors):
+        raise ValueError(
+            f"{name} got a tensor on the meta device, which holds no values; create it on a real "
+            "device, or load its values first."
+        )
     try:
         for x in tensors:
             bool(x.sum() == 0)

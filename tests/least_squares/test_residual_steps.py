@@ -301,6 +301,10 @@ def test_errors():
         fo.gauss_newton(linear_solver="cholesky").update(
             None, fo.gauss_newton().init(p), p, residual_fn=lambda p: p["w"].sum().reshape(1)
         )
+    with pytest.raises(ValueError, match=r"JJᵀ is singular.*another linear_solver"):
+        fo.gauss_newton(linear_solver="kernel").update(
+            None, fo.gauss_newton().init(p), p, residual_fn=lambda p: torch.cat([p["w"]] * 2)
+        )
     with pytest.raises(TypeError, match="gauss_newton\\(damping=schedule\\)"):
         fo.levenberg_marquardt(fo.schedules.linear(1.0, 0.0, 3))
     with pytest.raises(ValueError, match="unknown scaling"):

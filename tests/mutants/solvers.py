@@ -95,6 +95,13 @@ gradients of frozen leaves reach L-BFGS
 bounds are rounded to nearest
 ~ if ⟦inwards is not None → False⟧:
 ? least_squares/test_bounds.py -k digits
+a tensor on the meta device is blamed on torch.vmap
+~ if any(⟦x.is_meta → False⟧ for x in tensors):
+? least_squares/test_bad_input.py -k meta
+= functional_optim/algorithms/gauss_newton.py
+JᵀJ is blamed for a singular JJᵀ
+~ if at.kind == ⟦"kernel" → "qr"⟧:
+? least_squares/test_residual_steps.py -k errors
 = adapters/least_squares.py
 a closure that raises leaves the trial's parameters
 ~ with restored(⟦self.params, self.before → [], []⟧):
