@@ -16,7 +16,7 @@ from functional_optim.core.scalars import Caster, Key, StepScalars
 from functional_optim.core.sparse import densified, run_rows
 from functional_optim.core.storage import Slots
 from functional_optim.core.totals import Missing, Totals, nothing_measured, over_groups, sum_parts
-from functional_optim.core.traits import check_rules, trial_of, unchecked
+from functional_optim.core.traits import check_rules, for_shards, trial_of, unchecked
 
 
 class Kind(NamedTuple):
@@ -172,6 +172,7 @@ def _parts(groups: list[RowGroup], step: StepScalars) -> list[tuple[Tensor, ...]
     for group in groups:
         if last in group.kind.at:
             mine = group.kind.placements[: group.kind.at.index(last) + 1]
+            mine = for_shards(mine, [row.p for row in group.rows])
             for k, leaf in zip(group.at, group.leaves(cast), strict=True):
                 parts[k] = measure(mine, leaf)
     return [parts[k] for k in sorted(parts)]
@@ -181,7 +182,8 @@ def stepped(groups: list[RowGroup], cast: Caster) -> dict[int, tuple[Any, list[S
     """For each leaf with a gradient its update and its new slots."""
     results: dict[int, tuple[Any, list[Slots]]] = {}
     for group in groups:
-        placements, leaves = group.kind.placements, group.leaves(cast)
+        leaves = group.leaves(cast)
+        placements = for_shards(group.kind.placements, [leaf.p for leaf in leaves])
         dense = [leaf for leaf in leaves if leaf.g.layout is torch.strided]
         run = run_all_stored if torch.compiler.is_compiling() else _explained
         found = iter(run(placements, dense))

@@ -119,6 +119,26 @@ def placed_like(x: Any, like: Any) -> Any:
     return everywhere.redistribute(placements=placements)
 
 
+def on_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An update or a measurement of a rule that gets whole tensors for DTensors.
+
+    Each process keeps its shards of an update and its slots.
+    """
+
+    def run(u: Any, slots: Any, *given: Any) -> Any:
+        if not is_sharded(u):
+            return function(u, slots, *given)
+        own = type(slots)(*map(whole, slots)) if slots else slots
+        found = function(whole(u), own, *map(whole, given))
+        pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], tuple)
+        if not pair or len(found[1]) != len(slots) or not isinstance(found[0], Tensor):
+            return found  # a measurement, or an error for the caller
+        new = [placed_like(x, old) for x, old in zip(found[1], slots, strict=True)]
+        return placed_like(found[0], u), type(found[1])(*new) if new else found[1]
+
+    return run
+
+
 def gradient_of(p: Any, g: Any) -> Any:
     """A gradient, reduced and with the placements of its parameter; None, or a plain one,
     unchanged.

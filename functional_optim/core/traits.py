@@ -128,13 +128,88 @@ def _is_flat(placement: Placement, p: Tensor) -> bool:
     return body.is_flat(tiny, tiny, [slots])
 
 
+_whole: dict[Any, bool] = {}
+
+
+def for_shards(placements: Sequence[Placement], params: Sequence[Tensor]) -> Sequence[Placement]:
+    """The rules for some parameters: those that DTensors may not compute get whole tensors.
+
+    Rules of this package are written for DTensors.
+    """
+    if all(x.rule.own for x in placements) or modes.traced():
+        return placements
+    kinds = {(p.dim(), p.dtype): p for p in params if sharding.is_sharded(p)}
+    if not kinds:
+        return placements
+    return tuple(
+        [_gathered(x) if any(_needs_whole(x, p) for p in kinds.values()) else x for x in placements]
+    )
+
+
+def _gathered(placement: Placement) -> Placement:
+    """A rule that gets whole tensors for DTensors."""
+    rule = placement.rule
+    start, reduce = rule.runs.start, rule.reduce
+    runs = rule.runs._replace(start=start and (sharding.on_whole(start[0]), start[1]))
+    updates = tuple(map(sharding.on_whole, rule.updates))
+    reduce = reduce and sharding.on_whole(reduce)
+    return placement._replace(rule=rule._replace(updates=updates, reduce=reduce, runs=runs))
+
+
+def _needs_whole(placement: Placement, p: Tensor) -> bool:
+    """Whether a rule of others does something that DTensors refuse or compute wrongly: torch 2.13
+    takes a cumulative sum over each shard, and finds no maximum of an empty one."""
+    if placement.rule.own or placement.rule.runs.batched:
+        return False
+    key = _looks(placement, p)
+    if key not in _whole:
+        _whole[key] = not all(_is_shardable(x, p) for x in variants(placement))
+    return _whole[key]
+
+
+def _is_shardable(placement: Placement, p: Tensor) -> bool:
+    flat = is_elementwise(placement, p)
+    try:
+        body, tiny, slots = _alone(placement, p)
+        nodes = body.find(tiny, tiny, [slots]).graph.nodes
+    except Unsuitable:
+        return False
+    return adds_up(placement, p) and all(ops.is_shardable(x, flat=flat) for x in nodes)
+
+
+_additive: dict[Any, bool] = {}
+
+
+def adds_up(placement: Placement, p: Tensor) -> bool:
+    """Whether what a rule measures on a tensor is the sum of what it measures on its parts."""
+    rule = placement.rule
+    if rule.own or rule.reduce is None:
+        return True
+    key = _looks(placement, p)
+    if key not in _additive:
+        if modes.traced():
+            return True
+        _additive[key] = _is_sum(placement, p)
+    return _additive[key]
+
+
+def _is_sum(placement: Placement, p: Tensor) -> bool:
+    given = form_of(placement.rule.numbers_before(1.0, placement.rule.carry or ()))
+    try:
+        body, tiny, slots = _alone(placement, p)
+        measures = Body(body.placements, body.missing, (given,), "reduce")
+        return measures.find(tiny, tiny, [slots]).graph.by_element()
+    except Unsuitable:
+        return False
+
+
 def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:
     """Raise ValueError if a rule would treat a shard as the whole model, or sum it twice.
 
     flat: whether p is a local shard of parameters that FSDP1 has flattened.
     """
     rule, name = placement.rule, placement.name or "a rule"
-    if flat and not is_elementwise(placement, p):
+    if flat and not (is_elementwise(placement, p) and adds_up(placement, p)):
         raise ValueError(
             f"{name} looks at whole tensors, but FullyShardedDataParallel has flattened the "
             f"parameter {path!r}, and this process has a part of it; use fully_shard, which leaves "

@@ -15,6 +15,7 @@ from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.sparse import checked_rows, densified
 from functional_optim.core.storage import Slots, present
+from functional_optim.core.traits import for_shards
 from functional_optim.engine.executor import Executor, How, Runner, Write, write
 
 LARGE = 1 << 28
@@ -37,11 +38,11 @@ class PerTensorExecutor(Executor):
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, tensor by tensor."""
-        cast = Caster(scalars.numbers)
+        cast, placements = Caster(scalars.numbers), self._placements(scalars)
         found = []
         for i in self.members:
             p, g = self._before(i), densified(self.group.placements, grads[i])
-            found.append(measure(scalars.placements, self._leaf(i, g, p, cast)))
+            found.append(measure(placements, self._leaf(i, g, p, cast)))
         return found
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
@@ -50,7 +51,7 @@ class PerTensorExecutor(Executor):
         On large DTensors, and with large slots in other memory, they run while the step is written:
         a whole model may consist of them, and all results at once would need its memory.
         """
-        placements, cast = scalars.placements, Caster(scalars.numbers)
+        placements, cast = self._placements(scalars), Caster(scalars.numbers)
         grads = [densified(placements, g) for g in grads]
         writes: list[Write] = []
         away = any(placement.rule.storage.home is not None for placement in placements)
@@ -72,6 +73,10 @@ class PerTensorExecutor(Executor):
             writes += [partial(_now, step, self.group.params[some[0]])] if late else step()
         return writes
 
+    def _placements(self, scalars: BoundScalars) -> Sequence[Placement]:
+        """The rules of a task, as its tensors need them."""
+        return for_shards(scalars.placements, [self.group.params[i] for i in self.members])
+
     def _bytes(self, members: Collection[int]) -> int:
         """The size of whole parameters and slots: all processes take the same way."""
         group = self.group
@@ -82,7 +87,7 @@ class PerTensorExecutor(Executor):
         self,
         members: list[int],
         grads: list[Tensor],
-        placements: tuple[Placement, ...],
+        placements: Sequence[Placement],
         cast: Caster,
     ) -> list[Write]:
         params, slots = self.group.params, self.group.slots
@@ -123,7 +128,7 @@ def _now(step: Callable[[], list[Write]], p: Tensor) -> None:
         one()
 
 
-def _rows_stepped(placements: tuple[Placement, ...], leaf: Leaf) -> Write:
+def _rows_stepped(placements: Sequence[Placement], leaf: Leaf) -> Write:
     """The step of the rows that have a sparse gradient, in place."""
     at, rows = checked_rows(placements, leaf)
     u, new = run_stored(placements, rows)

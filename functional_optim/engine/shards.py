@@ -20,7 +20,7 @@ from functional_optim.core.ownership import Partition, Partitions, slot_parts_of
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present, stored_slots
-from functional_optim.core.traits import is_elementwise
+from functional_optim.core.traits import adds_up, is_elementwise
 from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.products import ProductExecutor
 
@@ -72,6 +72,8 @@ class ShardExecutor(Executor):
             if some and (x.rule.storage.codecs or slot_parts_of(own) is None):
                 return None
             if not some and not (_beside(x.rule, own, p, spec) and is_elementwise(x, p)):
+                return None
+            if not adds_up(x, p):
                 return None
         return (spec, any(batched))
 

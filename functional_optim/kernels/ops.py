@@ -85,6 +85,21 @@ def filled_at(op: str) -> int:
     return {"scalar_tensor.default": 0, "new_full.default": 2}.get(op, 1)
 
 
+def is_shardable(node: Node, *, flat: bool) -> bool:
+    """Whether torch computes an operation right with DTensors, however they are divided. flat: the
+    rule is element-wise."""
+    name, what = node.op.partition(".")[0], kind(node.op)
+    if node.within and not flat:
+        return False
+    if what == "reduce":
+        return REDUCE[node.op] in ("sum", "mean")
+    if what == "view":
+        return name in ("expand", "permute", "t", "transpose", "unsqueeze")
+    if what == "fill":
+        return name.endswith("_like") or name == "scalar_tensor"
+    return what not in ("iota", None)
+
+
 def reduced_dims(node: Node) -> set[int]:
     """The dimensions of its operand over which a reduction goes."""
     count = len(next(node.operands()).shape)

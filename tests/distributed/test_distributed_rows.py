@@ -1,5 +1,6 @@
 """Rules that reduce, on rows that two processes divide: compiled, they do what one process does."""
 
+from typing import NamedTuple
 from unittest import mock
 
 import cases
@@ -68,6 +69,67 @@ def norms(lr):
     return fo.leafwise(None, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="norms")
 
 
+class Kept(NamedTuple):
+    total: torch.Tensor
+
+
+def along(way):
+    """A rule of one's own with a slot, which adds up what a function makes of an update."""
+
+    def init(p):
+        return Kept(torch.zeros_like(p))
+
+    def update(u, slots, p):
+        total = slots.total + way(u)
+        return -0.1 * total, Kept(total)
+
+    return fo.leafwise(init, update, name="along")
+
+
+def measuring(way):
+    """A rule of one's own by numbers of all tensors, which are added up."""
+
+    def update(u, slots, p, total):
+        return -0.1 * u / total, slots
+
+    return fo.leafwise(None, update, reduce=lambda u, slots, p: (way(u),), name="measuring")
+
+
+def numbered(u):
+    return u * torch.arange(len(u), dtype=u.dtype).reshape(-1, *[1] * (u.dim() - 1))
+
+
+UNDIVIDED = {
+    "a cumulative sum": lambda: along(lambda u: u.cumsum(-1)),
+    "a logarithm of a sum": lambda: along(lambda u: u - u.logsumexp(0, keepdim=True)),
+    "a maximum of an empty part": lambda: along(lambda u: u / u.abs().amax()),
+    "numbers of rows": lambda: along(numbered),
+    "one long vector": lambda: along(lambda u: (u.flatten() - u.flatten()[0]).reshape(u.shape)),
+    "a sum of a row of norms": lambda: along(lambda u: u / u.norm(dim=0).sum()),
+    "a sum of maxima": lambda: measuring(lambda u: u.abs().amax()),
+    "a sum of norms": lambda: measuring(lambda u: u.norm()),
+    "a number of tensors": lambda: measuring(lambda u: 0 * u.sum() + 1),
+}
+"""Rules that torch's DTensors refuse or compute wrongly, and measurements that are no sums."""
+ALONG = {"rows": 0, "columns": 1}
+
+
+def undivided(tx, divide):
+    """By an object with kernels, by one without, and by a pure update."""
+    found = [train(tx, divide, compile=compile)[:2] for compile in (True, False)]
+    made, params = tx(), {name: divide(x) for name, x in drawn(0).items()}
+    state = made.init(params)
+    for k in range(STEPS):
+        grads = {name: divide(x) for name, x in drawn(k + 1).items()}
+        updates, state = made.update(grads, state, params)
+        params = fo.apply_updates(params, updates)
+    placed = [
+        [getattr(x, "placements", None) for x in own.values()] for own in state.slots.values()
+    ]
+    assert all(own == [getattr(x, "placements", None) for x in params.values()] for own in placed)
+    return found, {name: whole(x) for name, x in params.items()}
+
+
 def for_matrices(u, slots, p):
     """A rule that fails for others, in the middle of a step."""
     if u.dim() != 2:
@@ -105,6 +167,11 @@ def parts(mesh, folder):
     found["rows-columns"] = lambda: train(lambda: fo.lamb(0.1), by_columns(mesh), COLUMNS)
     found["rows-own"] = lambda: train(lambda: norms(0.1), divide)
     found["rows-nan"] = lambda: train(lambda: norms(0.1), divide, spoiled="matrix")
+    for name, tx in UNDIVIDED.items():
+        for kind, dim in ALONG.items():
+            found[f"{name}-{kind}"] = lambda tx=tx, dim=dim: undivided(
+                tx, lambda x: distribute_tensor(x, mesh, [Shard(min(dim, x.dim() - 1))])
+            )
     found["rows-compile"] = lambda: step_functionally(divide)
     return found
 
@@ -151,6 +218,14 @@ def test_a_rule_of_ones_own(name, spoiled, both):
     for mine in results(both, f"rows-{name}"):
         torch.testing.assert_close(mine[0], params, rtol=1e-12, atol=1e-12, equal_nan=True)
         assert mine[2] == len(SHAPES)
+
+
+@pytest.mark.parametrize("kind", ALONG)
+@pytest.mark.parametrize("name", UNDIVIDED)
+def test_a_rule_that_needs_whole_tensors_gets_them(name, kind, both):
+    expected = undivided(UNDIVIDED[name], alone)
+    for mine in results(both, f"{name}-{kind}"):
+        assert_close(mine, expected, 1e-12)
 
 
 ODD = {

@@ -157,6 +157,9 @@ parts are measured for the whole
 ? distributed/test_distributed.py
 rules of whole tensors run on parts
 ~ ⟦and is_elementwise(x, p) → ⟧):
+norms of parts are added up
+~ if ⟦not adds_up(x, p) → False⟧:
+? distributed/test_distributed_rows.py -k whole_tensors
 packed parts are whole
 ~ ⟦packed[id(x)] if id(x) in packed else → ⟧
 ? distributed/test_distributed_packed.py

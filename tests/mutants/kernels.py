@@ -40,6 +40,9 @@ a rule that draws by Python's random is recorded once
 a rule is looked at with its first variant only
 ~ [placement] if count < 2 else [placement.variant(⟦k + 1) for k in range(count → 1⟧)]
 ? engine/test_undeclared_rules.py -k variant
+a rule that DTensors compute wrongly runs on them
+~ _whole[key] = ⟦not all(_is_shardable(x, p) for x in variants(placement)) → False⟧
+? distributed/test_distributed_rows.py -k whole_tensors
 = functional_optim/kernels/toolchain.py
 products and sums are fused where the compiler likes it
 ~ "-fopenmp-simd", "-ffp-contract=⟦off → fast⟧"
