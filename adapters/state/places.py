@@ -47,7 +47,9 @@ def check_places(optimizer: OptimizerBase, places: Places, advice: str = "") -> 
 
 def remembered(optimizer: OptimizerBase, places: Places) -> tuple[Tensor | None, Places]:
     """The parameter with which the state of these parameters is kept, and their earlier places."""
-    first = next(iter(places), None)
+    if not places:
+        return None, {}
+    first = next(iter(places))
     found: tuple[Tensor | None, Places] = first, {}
     for home, before in _earlier(optimizer, places):
         if home is first or not optimizer.state.get(first):

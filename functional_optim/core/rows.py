@@ -172,7 +172,7 @@ def _parts(groups: list[RowGroup], step: StepScalars) -> list[tuple[Tensor, ...]
     for group in groups:
         if last in group.kind.at:
             mine = group.kind.placements[: group.kind.at.index(last) + 1]
-            mine = for_shards(mine, [row.p for row in group.rows])
+            mine = _on_shards(mine, group)
             for k, leaf in zip(group.at, group.leaves(cast), strict=True):
                 parts[k] = measure(mine, leaf)
     return [parts[k] for k in sorted(parts)]
@@ -182,8 +182,7 @@ def stepped(groups: list[RowGroup], cast: Caster) -> dict[int, tuple[Any, list[S
     """For each leaf with a gradient its update and its new slots."""
     results: dict[int, tuple[Any, list[Slots]]] = {}
     for group in groups:
-        leaves = group.leaves(cast)
-        placements = for_shards(group.kind.placements, [leaf.p for leaf in leaves])
+        placements, leaves = _on_shards(group.kind.placements, group), group.leaves(cast)
         dense = [leaf for leaf in leaves if leaf.g.layout is torch.strided]
         run = run_all_stored if torch.compiler.is_compiling() else _explained
         found = iter(run(placements, dense))
@@ -191,6 +190,13 @@ def stepped(groups: list[RowGroup], cast: Caster) -> dict[int, tuple[Any, list[S
             strided = leaf.g.layout is torch.strided
             results[k] = next(found) if strided else run_rows(placements, leaf)
     return results
+
+
+def _on_shards(placements: Sequence[Placement], group: RowGroup) -> Sequence[Placement]:
+    """The rules, those of others as DTensors need them."""
+    if all(x.rule.own for x in placements):
+        return placements
+    return for_shards(placements, [row.p for row in group.rows])
 
 
 def _explained(placements: Sequence[Placement], leaves: Sequence[Leaf]) -> Any:

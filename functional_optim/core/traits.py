@@ -136,10 +136,8 @@ def for_shards(placements: Sequence[Placement], params: Sequence[Tensor]) -> Seq
 
     Rules of this package are written for DTensors.
     """
-    if all(x.rule.own for x in placements) or modes.traced():
-        return placements
     kinds = {(p.dim(), p.dtype): p for p in params if sharding.is_sharded(p)}
-    if not kinds:
+    if not kinds or modes.traced():
         return placements
     return tuple(
         [_gathered(x) if any(_needs_whole(x, p) for p in kinds.values()) else x for x in placements]
