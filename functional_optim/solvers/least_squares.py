@@ -134,7 +134,8 @@ def least_squares(
         gtol: stop if no element of the projected gradient is larger, and r is as orthogonal to the
             columns of J.
         x_scale: sizes of the parameters: a number, a tensor or a tree like x0. "jac" (the default):
-            1 over the largest norm so far of each column of J, as in MINPACK.
+            1 over the largest norm so far of each column of J, as in MINPACK; 1 where J is not
+            stored (see linear_solver).
         loss: "linear", "soft_l1", "huber", "cauchy" or "arctan": scipy's.
         f_scale: the size of a residual above which a robust loss reduces its weight, > 0.
         max_nfev: maximum number of evaluations of each problem, ≥ 1. Default 100 n, scipy's.
