@@ -348,9 +348,14 @@ def _turns(name: str, precondition_frequency: Any, refresh: str) -> int | None:
     if refresh == "spread":
         numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
         return precondition_frequency
+    check_frequency(name, precondition_frequency)
+    return None
+
+
+def check_frequency(name: str, precondition_frequency: Any) -> None:
+    """Raise ValueError unless it is a whole number of 1 or more, a tensor or a schedule."""
     whole = "that is a whole number of 1 or more"
     numeric.check_range(name, whole, precondition_frequency=precondition_frequency)
-    return None
 
 
 def _square(p: Tensor, n: int) -> Tensor:

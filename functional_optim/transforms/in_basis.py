@@ -20,7 +20,7 @@ from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
 from functional_optim.core.views import TENSORS, slot_shapes
-from functional_optim.transforms.bases import Basis
+from functional_optim.transforms.bases import Basis, check_frequency
 from functional_optim.transforms.sides import ORDINALS, behind, each_behind, others, turned
 
 
@@ -165,6 +165,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         return u, put(x._replace(**moved), 1)
 
     def choose(t, *, precondition_frequency, turn=0):
+        check_frequency(basis.name, precondition_frequency)  # of a schedule, or set in a group
         due = (t - 1) % precondition_frequency == turn
         return numeric.where(t == 1, 0, numeric.where(due, 2, 1))
 

@@ -255,6 +255,9 @@ noise repeats itself after 2**32 entries
 second moments stay behind when the columns of a basis change places
 ~ _reordered(moved[key], i, order) for key in ⟦sizes → ()⟧
 ? transforms/test_in_basis.py -k any_rule
+a basis takes any frequency from a schedule
+~ ⟦check_frequency(basis.name, precondition_frequency) → pass⟧  # of a schedule
+? transforms/test_in_basis.py -k wrong_frequency
 = functional_optim/transforms/qk_clip.py
 keys that heads share take the factor of the first
 ~ ⟦.amin(1) → [:, 0]⟧

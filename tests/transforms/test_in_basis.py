@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close, assert_finite, clone, run
+from helpers import assert_close, assert_finite, assert_same, clone, run
 from ways import by_function, by_update, random_tree
 
 import functional_optim as fo
 from functional_optim import linalg
+from functional_optim.adapters import Optimizer
 
 HYPER: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
 SHAPES = {"a": (4, 5), "b": (4, 5), "c": (3, 3), "d": (6,), "e": (1, 2), "f": (2, 1)}
@@ -121,6 +122,28 @@ def test_zero_gradients_move_nothing_and_half_types_keep_wide_factors():
     assert state.slots["left_factor"]["v"] is None
     moved, state = run(tx, moved, grads_of(shapes, 4, torch.bfloat16), state)
     assert_finite((moved, state.slots))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5])
+@pytest.mark.parametrize("recipe", [fo.soap, fo.kl_shampoo])
+def test_a_wrong_frequency_of_a_schedule_or_a_group_is_refused(recipe, wrong):
+    w, g = torch.ones(2, 2), torch.eye(2)
+    later = recipe(precondition_frequency=lambda count: 2 if count < 2 else wrong)
+    params, state = run(later, w, [g, g])
+    words = "needs a precondition_frequency that is a whole number of 1 or more, but got"
+    for step in (later.update, fo.compile(later)):
+        with pytest.raises(ValueError, match=words):
+            step(g, state, params)
+    for compiled in (True, False):
+        p = torch.nn.Parameter(w.clone())
+        opt = Optimizer([p], recipe, compile=compiled)
+        p.grad = g.clone()
+        opt.step()
+        opt.param_groups[0]["precondition_frequency"] = wrong
+        before = clone((p.detach(), dict(opt.state[p])))
+        with pytest.raises(ValueError, match=words):
+            opt.step()
+        assert_same((p.detach(), dict(opt.state[p])), before)
 
 
 def test_a_rule_that_reads_the_parameters_is_refused():
