@@ -185,8 +185,8 @@ def _run_update(
             f"update of the rule {rule.name!r} returned a tensor of shape {tuple(u.shape)} for an "
             f"update of shape {tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
         )
-    if type(u) is not Tensor:
-        u = plain(u)
+    if type(u) is not Tensor:  # torch leaves some sums of DTensors to be finished
+        u = sharding.placed_like(plain(u), p)
     own = closed(rule, record, stored, p, *key) if stored or len(record) else ()
     return u if u.dtype is dtype else u.to(dtype), own
 

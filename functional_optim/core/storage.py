@@ -241,7 +241,8 @@ def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
         return ()
     view = rule.storage.view
     if view is None:
-        return tuple(init(p, path) if rule.draws else init(p))
+        made = tuple(init(p, path) if rule.draws else init(p))
+        return tuple(map(sharding.complete, made)) if sharding.is_sharded(p) else made
     view.check(rule.name, p.shape, path)
     return tuple(seen_init(view, init, p))
 

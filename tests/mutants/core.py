@@ -291,4 +291,11 @@ a restart beside a whole logarithm comes a step late
 the tensors of a batch have one memory
 ~ ⟦x.unbind() if x.stride(0) else x.clone().unbind() → x.unbind()⟧
 ? core/test_memory.py -k memory_of_their_own
+sums of shards leave a rule unfinished
+~ u = ⟦sharding.placed_like(plain(u), p) → plain(u)⟧
+? distributed/test_distributed_rows.py
+= functional_optim/core/storage.py
+slots begin with unfinished sums
+~ return ⟦tuple(map(sharding.complete, made)) → made⟧ if
+? distributed/test_distributed_rows.py
 """)
