@@ -168,8 +168,7 @@ def _needs_whole(placement: Placement, p: Tensor) -> bool:
 def _is_shardable(placement: Placement, p: Tensor) -> bool:
     flat = is_elementwise(placement, p)
     try:
-        body, tiny, slots = _alone(placement, p)
-        nodes = body.find(tiny, tiny, [slots]).graph.nodes
+        nodes = graph_of(placement, p).nodes
     except Unsuitable:
         return False
     return adds_up(placement, p) and all(ops.is_shardable(x, flat=flat) for x in nodes)
